@@ -1,0 +1,1 @@
+"""Groups that agree, and the ring that reduces."""

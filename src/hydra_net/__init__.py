@@ -1,0 +1,1 @@
+"""Hydra's network layer: identities, transports, RPC and streams between peers."""

@@ -1,0 +1,1 @@
+"""Job sizes for peers of unequal speed."""
