@@ -2,6 +2,7 @@
 
 from hydra_net.address import Address
 from hydra_net.clock import Clock, SystemClock
+from hydra_net.codec import Cbor, CodecError, FrameDecoder, decode, encode, encode_frame
 from hydra_net.errors import (
     ConnectionLost,
     DialError,
@@ -19,16 +20,21 @@ from hydra_net.errors import (
     WrongPeer,
 )
 from hydra_net.identity import Identity, PeerId, peer_id, verify
+from hydra_net.limits import Limits
 
 __all__ = [
     "Address",
+    "Cbor",
     "Clock",
+    "CodecError",
     "ConnectionLost",
     "DialError",
+    "FrameDecoder",
     "HydraError",
     "Identity",
     "InvalidAddress",
     "KeyFileError",
+    "Limits",
     "LocalProtocolError",
     "NodeClosed",
     "NodeFailed",
@@ -40,6 +46,9 @@ __all__ = [
     "SystemClock",
     "VersionMismatch",
     "WrongPeer",
+    "decode",
+    "encode",
+    "encode_frame",
     "peer_id",
     "verify",
 ]
