@@ -8,5 +8,6 @@ from hydra_net.transports.stream import (
     receive_exactly_into,
     wait_any,
 )
+from hydra_net.transports.tcp import TcpTransport
 
-__all__ = ["Buffer", "ByteStream", "Transport", "receive_exactly", "receive_exactly_into", "wait_any"]
+__all__ = ["Buffer", "ByteStream", "TcpTransport", "Transport", "receive_exactly", "receive_exactly_into", "wait_any"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABCMeta
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
 
 import anyio
@@ -197,11 +198,9 @@ class ByteStream(anyio.abc.ByteStream, metaclass=ABCMeta):
         if self._flusher is not None:
             raise anyio.BusyResourceError("sending on")
         self._flusher = anyio.get_current_task().id
-        self._send_error = anyio.BrokenResourceError("a send was cancelled half-way")
         try:
             await self.send(self._offer)
             self._offer_sent = True
-            self._send_error = None
         except Exception as error:  # noqa: BLE001 - whatever a third party raises belongs to the sender's next call
             self._send_error = error
         finally:
@@ -268,7 +267,8 @@ def _after_offer(send: _Method) -> _Method:
             _check_same_task(self._flusher, "sending on")
         else:
             item = _rest_after_offer(self, item)
-        await send(self, item)
+        with _doom_if_interrupted(self):
+            await send(self, item)
 
     return send_after_offer
 
@@ -280,9 +280,22 @@ def _vectored_after_offer(send_vectored: _Method) -> _Method:
             _check_same_task(self._flusher, "sending on")
         elif self._offer or self._send_error is not None:
             buffers = [_rest_after_offer(self, b"".join(buffers))]
-        await send_vectored(self, buffers)
+        with _doom_if_interrupted(self):
+            await send_vectored(self, buffers)
 
     return send_vectored_after_offer
+
+
+@contextmanager
+def _doom_if_interrupted(stream: ByteStream) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:  # cancelled: nobody knows how much of it went out
+        if stream._send_error is None:
+            stream._send_error = anyio.BrokenResourceError("a send was interrupted half-way; open another stream")
+        raise
 
 
 def _forgetting(aclose: _Method) -> _Method:

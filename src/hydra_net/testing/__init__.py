@@ -1,0 +1,1 @@
+"""Tools to test what is built on hydra_net."""
