@@ -32,7 +32,7 @@ class Link:
         self.passed = 0
         self.way: bytearray = bytearray()
         self.closed = {"send": False, "receive": False}
-        self.wakes: dict[str, Callable[[], None] | None] = {"send": None, "receive": None}
+        self.wakes: dict[str, Callable[[float], None] | None] = {"send": None, "receive": None}
 
     @property
     def cut(self) -> bool:
@@ -44,7 +44,7 @@ class Link:
     def wake(self, direction: str) -> None:
         wake = self.wakes[direction]
         if wake is not None:
-            wake()
+            wake(0.0)
 
     def readable(self) -> bool:
         return bool(self.way) or self.cut or any(self.closed.values())
@@ -60,11 +60,11 @@ class _End(ByteStream):
         self.link = link
         self.useless_calls = 0
 
-    def watch(self, direction: str, wake: Callable[[], None] | None) -> bool:
+    def watch(self, direction: str, wake: Callable[[float], None] | None) -> bool:
         assert direction == self.direction, "the pump waits on the wrong side of a stream"
         self.link.wakes[direction] = wake
         if wake is not None and (self.link.readable() if direction == "receive" else self.link.writable()):
-            wake()
+            wake(0.0)
         return True
 
     def _check(self) -> None:

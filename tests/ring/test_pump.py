@@ -10,21 +10,16 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from hydra_allreduce.ring import pump as real
 from hydra_allreduce.ring.errors import RingBroken, RingProtocolError
 from hydra_net.errors import LocalProtocolError
+from hydra_net.testing import simulate
 
 from .harness import SMALL, Inputs, random_inputs
 from .streams import Link, plain_pair
 
 HEADER = b"head"
-
-
-def simulated(main, *args):
-    """Run ``main`` under a virtual clock: a hang runs into its deadline at once."""
-    return trio.run(main, *args, clock=MockClock(autojump_threshold=0))
 
 
 def expect_header(got):
@@ -90,7 +85,7 @@ def finished(outcomes):
 def check_pump(inputs, random, *, window=1 << 30, capacity=1 << 30, rounds=1, **how):
     """Run whole rings over small links and check the results; shared with the hunt for deliberate faults."""
     links = [Link(random, window=window, capacity=capacity) for _ in range(inputs.size)]
-    outcomes = simulated(lambda: all_ranks(inputs, ring_of(links), rounds=rounds, **how))
+    outcomes = simulate(lambda: all_ranks(inputs, ring_of(links), rounds=rounds, **how))
     assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     inputs.check(outcomes)
     assert not any(link.way for link in links)
@@ -156,7 +151,7 @@ def cut_ring(size, capacity, cut=None, **how):
     links = [Link(Random(rank), window=19, capacity=capacity) for rank in range(size)]
     if cut is not None:
         sender, links[sender].cut_after, links[sender].resets = cut[0], cut[1], cut[2]
-    outcomes = simulated(lambda: all_ranks(inputs, ring_of(links), **how))
+    outcomes = simulate(lambda: all_ranks(inputs, ring_of(links), **how))
     inputs.check(finished(outcomes))
     return links, {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, Exception)}
 
@@ -292,6 +287,32 @@ async def test_a_finished_chunk_that_cannot_be_finished_yet_is_refused(autojump_
         await one_rank(inputs, 0, (previous, next), inputs.segments(0), finish=lambda metas: None)
 
 
+async def check_silent_previous(module):
+    """The previous rank says nothing yet; what this one has to say goes out all the same, as fast as it is taken."""
+    inputs = random_inputs(0, 3, [(50, "f4")])
+    (_, previous), (next, takes) = Link(Random(0)).ends(), Link(Random(0), capacity=8).ends()
+    taken = b""
+    async with anyio.create_task_group() as tasks:
+
+        async def run():
+            await one_rank(inputs, 0, (previous, next), inputs.segments(0), module=module)
+
+        tasks.start_soon(run)
+        await anyio.wait_all_tasks_blocked()
+        while takes.link.way:
+            buffer = bytearray(5)
+            taken += buffer[: takes.try_receive_into(memoryview(buffer))]
+            await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    chunk = inputs.segments(0)[0][33:].tobytes()
+    assert taken == OPENING + struct.pack("<I", len(inputs.meta(0))) + inputs.meta(0) + chunk
+
+
+@pytest.mark.anyio
+async def test_a_silent_previous_rank_does_not_keep_this_one_from_sending():
+    await check_silent_previous(real)
+
+
 @pytest.mark.trio
 async def test_a_slow_receiver_slows_the_ring_and_nothing_else(autojump_clock):
     """One link moves a few bytes per second for a virtual hour; everybody waits without spinning and finishes."""
@@ -329,8 +350,8 @@ async def test_a_slow_receiver_slows_the_ring_and_nothing_else(autojump_clock):
 # ---------------------------------------------------------------- the event loop
 
 
-@pytest.mark.anyio
-async def test_other_tasks_run_meanwhile_and_progress_is_told():
+async def check_other_tasks_run(module):
+    """Streams that are always ready: the pump must yield on its own. Also, what ``progress`` is told."""
     inputs = Inputs([np.full(4_000_000, rank, np.float32) for rank in (1, 2)], [1.0, 1.0])
     turns = 0
     told: list[int] = []
@@ -344,13 +365,18 @@ async def test_other_tasks_run_meanwhile_and_progress_is_told():
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(other)
         streams = ring_of([Link(Random(rank)) for rank in range(2)])
-        outcomes = await all_ranks(inputs, streams, sub_chunk=256 * 1024, progress=told.append)
+        outcomes = await all_ranks(inputs, streams, module=module, sub_chunk=256 * 1024, progress=told.append)
         tasks.cancel_scope.cancel()
     inputs.check(outcomes)
     assert turns >= 16_000_000 / real.YIELD_EVERY
     each_way = 8 + len(HEADER) + 4 + len(inputs.meta(0)) + 16_000_000
     assert sorted(told)[-2:] == [2 * each_way] * 2  # of both ranks
     assert len(told) >= 2 * 16_000_000 / real.YIELD_EVERY
+
+
+@pytest.mark.anyio
+async def test_other_tasks_run_meanwhile_and_progress_is_told():
+    await check_other_tasks_run(real)
 
 
 @pytest.mark.anyio
