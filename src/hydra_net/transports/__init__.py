@@ -1,5 +1,6 @@
 """Transports: how bytes get from one machine to another."""
 
+from hydra_net.transports.memory import MemoryNetwork, MemoryTransport
 from hydra_net.transports.stream import (
     Buffer,
     ByteStream,
@@ -10,4 +11,14 @@ from hydra_net.transports.stream import (
 )
 from hydra_net.transports.tcp import TcpTransport
 
-__all__ = ["Buffer", "ByteStream", "TcpTransport", "Transport", "receive_exactly", "receive_exactly_into", "wait_any"]
+__all__ = [
+    "Buffer",
+    "ByteStream",
+    "MemoryNetwork",
+    "MemoryTransport",
+    "TcpTransport",
+    "Transport",
+    "receive_exactly",
+    "receive_exactly_into",
+    "wait_any",
+]

@@ -6,7 +6,7 @@ import functools
 from abc import ABCMeta
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, cast, runtime_checkable
 
 import anyio
 import anyio.abc
@@ -167,12 +167,13 @@ class ByteStream(anyio.abc.ByteStream, metaclass=ABCMeta):
     def remove_poller(self, poller: Any) -> None:
         """Forget it again."""
 
-    def watch(self, direction: str, wake: Callable[[], None] | None) -> bool:
-        """Have ``wake`` called, at once or later, when ``direction`` ("receive" or "send") may make progress.
+    def watch(self, direction: Literal["receive", "send"], wake: Callable[[float], None] | None) -> bool:
+        """Have ``wake(when)`` called, at once or later, when it becomes known when ``direction`` may make progress.
 
-        That includes the end of the stream, its failure and its closing. ``wake`` is synchronous, cheap, may be called
-        more than once and never calls back into the stream. None ends the watching. True if the stream supports this;
-        the default does not. Raises BusyResourceError if another task watches the same direction.
+        ``when`` is a time of ``anyio.current_time()``; 0.0 is now. Progress includes the end of the stream, its failure
+        and its closing. ``wake`` is synchronous, cheap, never calls back into the stream, and may be called more than
+        once: the earliest time counts. None ends the watching. True if the stream supports this; the default does not.
+        Raises BusyResourceError if another task watches the same direction.
         """
         return False
 

@@ -6,7 +6,7 @@ import contextlib
 import select
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.lowlevel
@@ -72,7 +72,7 @@ async def wait_any(receiving: Sequence[ByteStream], sending: Sequence[ByteStream
         if default_receivers or default_senders or descriptors:
             await waiting.run(default_receivers, default_senders, descriptors)
         else:
-            await waiting.event.wait()
+            await waiting.alarm.wait()
     finally:
         waiting.unwatch()
 
@@ -80,19 +80,39 @@ async def wait_any(receiving: Sequence[ByteStream], sending: Sequence[ByteStream
 _IN, _OUT = 1, 4  # the values of EPOLLIN and EPOLLOUT, which other systems do not define
 
 
+class Alarm:
+    """Wakes one task at a time that may be moved forward while it waits. Use it once, without another checkpoint."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self) -> None:
+        self._scope = anyio.CancelScope()
+
+    def ring(self, when: float) -> None:
+        """Wake the task at ``when`` (``anyio.current_time()``; 0.0 is now), or earlier if that was asked for."""
+        if not when:
+            self._scope.cancel()
+        elif when < self._scope.deadline:
+            self._scope.deadline = when
+
+    async def wait(self) -> None:
+        """Wait for the earliest ``ring``, whether it came before or comes later."""
+        with self._scope:
+            await anyio.sleep_forever()
+
+
 class _Waiting:
     """One wait over streams that are not all descriptors."""
 
     def __init__(self) -> None:
-        self.event = anyio.Event()
-        self._watches: list[tuple[ByteStream, str]] = []
+        self.alarm = Alarm()
+        self._watches: list[tuple[ByteStream, Literal["receive", "send"]]] = []
         self._sends_left = 0
-        self._ready = False
         self._scope: anyio.CancelScope | None = None
         self._busy: anyio.BusyResourceError | None = None
 
-    def watch(self, stream: ByteStream, direction: str) -> bool:
-        if not stream.watch(direction, self._wake):
+    def watch(self, stream: ByteStream, direction: Literal["receive", "send"]) -> bool:
+        if not stream.watch(direction, self.alarm.ring):
             return False
         self._watches.append((stream, direction))
         return True
@@ -116,14 +136,12 @@ class _Waiting:
                 tasks.start_soon(self._flush, stream)
             for stream in receivers:
                 tasks.start_soon(self._one, partial(stream._read_ahead, self._got_data))
-            if self._ready:
-                self._wake()
+            if self._watches:
+                tasks.start_soon(self._one, self.alarm.wait)
         if self._busy is not None:
             raise self._busy
 
     def _wake(self) -> None:
-        self._ready = True
-        self.event.set()
         if self._scope is not None and not self._sends_left:
             self._scope.cancel()
 
