@@ -126,7 +126,7 @@ FAULTS = [
     Fault(
         "chunk bounds off by one",
         "schedule",
-        {"length * chunk // size for": "max(0, length * chunk // size - 1) for"},
+        {"length * (chunk + 1) // size": "length * (chunk + 1) // size - 1"},
         check_schedules,
     ),
     Fault(
@@ -136,9 +136,9 @@ FAULTS = [
         check_schedules,
     ),
     Fault(
-        "the last sub-chunk of a chunk is cut short",
+        "an element between two sub-chunks is left out",
         "schedule",
-        {"min(start + stride, bounds[chunk + 1])": "min(start + stride, bounds[chunk + 1] - 1)"},
+        {"            start = stop": "            start = stop + 1"},
         check_schedules,
     ),
     Fault(
@@ -185,7 +185,7 @@ FAULTS = [
     Fault(
         "a finished chunk goes on once too often",
         "exchange",
-        {"forwards=number + 1 < len(schedule)": "forwards=True"},
+        {"forwards=number + 1 < len(self._steps)": "forwards=True"},
         check_exchanges,
     ),
     Fault(

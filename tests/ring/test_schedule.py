@@ -84,9 +84,9 @@ def test_the_spans_of_all_chunks_cover_everything_exactly_once(segments, size, s
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_chunks_differ_by_at_most_one_element(length, size):
-    bounds = schedule.chunk_bounds(length, size)
-    lengths = [b - a for a, b in pairwise(bounds)]
-    assert bounds[0] == 0
-    assert bounds[-1] == length
-    assert len(lengths) == size
+    bounds = [schedule.chunk_bounds(length, size, chunk) for chunk in range(size)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == length
+    assert all(a[1] == b[0] for a, b in pairwise(bounds))
+    lengths = [stop - start for start, stop in bounds]
     assert max(lengths) - min(lengths) <= 1

@@ -93,10 +93,10 @@ class Exchange:
         """Chunk -> where on the wire this rank's partial sum of it begins, in bytes since the start of the run."""
         self._overwrites: int | None = None
         """What arrives now is finished and overwrites the partial sum that was sent up to this place on the wire."""
-        first = steps(rank, size)[0]
+        self._steps = steps(rank, size)
         self._queue(memoryview(MAGIC + _LENGTH.pack(len(header)) + header))
-        self._queue_partial(first.sends, meta)
-        for span in self._spans(first.sends):
+        self._queue_partial(self._steps[0].sends, meta)
+        for span in self._spans(self._steps[0].sends):
             self._queue(self._view(span))
 
         self._filler = self._receive()
@@ -142,13 +142,12 @@ class Exchange:
         header = yield from self._bounded(_LENGTH.unpack_from(prefix, len(MAGIC))[0], MAX_HEADER, "header")
         self._check_header(header)
 
-        schedule = steps(self._rank, self._size)
-        for number, step in enumerate(schedule):
+        for number, step in enumerate(self._steps):
             if step.receives_meta is not None:
                 yield from self._reduce_step(step.receives, step.receives_meta)
             else:
                 self._overwrites = self._partial_at[step.receives]
-                yield from self._copy_chunk(step.receives, forwards=number + 1 < len(schedule))
+                yield from self._copy_chunk(step.receives, forwards=number + 1 < len(self._steps))
 
     def _reduce_step(self, chunk: int, meta_of: int) -> Generator[memoryview, None, None]:
         """A step of the reduce-scatter. The last one brings the chunk that is ours to finish, and the last meta."""

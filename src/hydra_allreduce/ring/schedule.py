@@ -48,12 +48,12 @@ def steps(rank: int, size: int) -> tuple[Step, ...]:
     return (*scatter, *gather)
 
 
-def chunk_bounds(length: int, size: int) -> tuple[int, ...]:
-    """Where the chunks of a segment of ``length`` elements begin, and its end: ``size`` + 1 ascending numbers.
+def chunk_bounds(length: int, size: int, chunk: int) -> tuple[int, int]:
+    """Where ``chunk`` of a segment of ``length`` elements begins and ends, for ``size`` ranks.
 
     Chunks differ by at most one element; with fewer elements than ranks some are empty.
     """
-    return tuple(length * chunk // size for chunk in range(size + 1))
+    return length * chunk // size, length * (chunk + 1) // size
 
 
 def chunk_spans(
@@ -65,10 +65,12 @@ def chunk_spans(
     least one element. Nothing is yielded for empty parts.
     """
     for segment, (length, itemsize) in enumerate(zip(lengths, itemsizes, strict=True)):
-        bounds = chunk_bounds(length, size)
+        start, end = chunk_bounds(length, size, chunk)
         stride = max(1, sub_chunk // itemsize)
-        for start in range(bounds[chunk], bounds[chunk + 1], stride):
-            yield Span(segment, start, min(start + stride, bounds[chunk + 1]))
+        while start < end:
+            stop = min(start + stride, end)
+            yield Span(segment, start, stop)
+            start = stop
 
 
 def max_span_bytes(lengths: Sequence[int], itemsizes: Sequence[int], size: int, sub_chunk: int) -> int:
