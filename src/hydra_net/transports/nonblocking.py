@@ -36,13 +36,14 @@ class NonBlockingStream(ByteStream):
     def _send_now(self, buffers: Sequence[Buffer]) -> int | None:
         """Send something of ``buffers``, which hold at least one byte; None if nothing is taken now."""
 
-    @abstractmethod
     def _send_eof_now(self) -> None:
-        """Say that nothing more is sent."""
+        """Say that nothing more is sent. Not needed by a subclass that has its own ``send_eof``."""
 
-    @abstractmethod
     def _close_now(self) -> None:
-        """Wake whoever waits, who then finds the stream closed, and let go of everything."""
+        """Wake whoever waits, who then finds the stream closed, and let go of everything.
+
+        Not needed by a subclass that has its own ``aclose``.
+        """
 
     @abstractmethod
     async def _wait_receive(self) -> None:

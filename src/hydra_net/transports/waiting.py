@@ -83,22 +83,23 @@ _IN, _OUT = 1, 4  # the values of EPOLLIN and EPOLLOUT, which other systems do n
 class Alarm:
     """Wakes one task at a time that may be moved forward while it waits. Use it once, without another checkpoint."""
 
-    __slots__ = ("_scope",)
+    __slots__ = ("_rung", "_scope")
 
     def __init__(self) -> None:
+        self._rung = anyio.Event()
         self._scope = anyio.CancelScope()
 
     def ring(self, when: float) -> None:
         """Wake the task at ``when`` (``anyio.current_time()``; 0.0 is now), or earlier if that was asked for."""
         if not when:
-            self._scope.cancel()
+            self._rung.set()
         elif when < self._scope.deadline:
             self._scope.deadline = when
 
     async def wait(self) -> None:
         """Wait for the earliest ``ring``, whether it came before or comes later."""
         with self._scope:
-            await anyio.sleep_forever()
+            await self._rung.wait()
 
 
 class _Waiting:
