@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from hydra_allreduce.agreement.shape import MAX_MEMBERS
 from hydra_net import PeerId
 
 if TYPE_CHECKING:
     from hydra_allreduce.agreement import Member, RoundRecord
     from hydra_net.codec import Cbor
 
-# Bounds on what may come from a peer. A thousand members fit into one control frame.
-MAX_MEMBERS = 1024
 MAX_BATCH = 2**31 - 1
 _MAX_NUMBER = 2**63 - 1
 _PEER_ID_BYTES = 32
