@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import Any, Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 import anyio
 
@@ -18,7 +18,7 @@ from hydra_allreduce.contribution import average_metrics, check_metrics, check_w
 from hydra_allreduce.errors import GroupClosed, GroupFailed
 from hydra_allreduce.group_events import GroupEvent
 from hydra_allreduce.planning import Plan, Planner
-from hydra_allreduce.reduction import Reduction, Timings
+from hydra_allreduce.reduction import Reduction
 from hydra_allreduce.session import Session, Terms
 from hydra_net import Address, Cbor, LocalProtocolError, Node, PeerId, run_blocking
 
@@ -121,7 +121,7 @@ class Group:
     async def _run(self, session: Session, scope: anyio.CancelScope) -> None:
         try:
             await session.run()
-        except Exception as error:  # noqa: BLE001 - whatever broke the session is what every later call must report
+        except Exception as error:
             logger.exception("the group's machinery broke")
             self._closed = GroupFailed(f"the group broke: {error!r}; enter a new one to take part again")
             self._closed.__cause__ = error

@@ -42,7 +42,7 @@ from hydra_allreduce.group_events import (
     RoundsSuperseded,
     ViewChanged,
 )
-from hydra_allreduce.planning import Plan, Planner, PlanError
+from hydra_allreduce.planning import Plan, PlanError, Planner
 from hydra_allreduce.results import Result, Results
 from hydra_allreduce.ring.links import RingLinks
 from hydra_net import (
@@ -139,11 +139,14 @@ class Session:
                 async for change in changes:
                     match change:
                         case PeerDisconnected(peer, cause):
-                            self._check_all(peer, f"connection lost: {cause}")
+                            for member in self._members_of(peer):
+                                self._check(member, f"connection lost: {cause}")
                         case ConnectFailed(peer, failure):
-                            self._check_all(peer, str(failure))
+                            for member in self._members_of(peer):
+                                self._drive(events.Suspected(member, str(failure)[:_MAX_WORDS]))
                         case EventsLost():
-                            self._check_all(None, "its connection may have been lost")
+                            for member in self._members_of(None):
+                                self._check(member, "its connection may have been lost")
 
     def begin(self, call: Call) -> None:
         """Enter ``call`` into the next round. Only one can be pending."""
@@ -265,10 +268,10 @@ class Session:
         self._detector.heard(sender, self._now())
         self._drive(events.Received(sender, decoded))
 
-    def _check_all(self, peer: PeerId | None, cause: str) -> None:
-        for member in list(self._machine.people):
-            if member != self.me and peer in (None, member.peer):
-                self._check(member, cause)
+    def _members_of(self, peer: PeerId | None) -> list[MemberId]:
+        """The processes of ``peer`` (None: of everybody) that matter and are not given up already."""
+        known = self._machine.watched if self.view else tuple(self._machine.joiners)
+        return [m for m in known if peer in (None, m.peer) and m not in self._machine.suspects]
 
     def _check(self, member: MemberId, cause: str) -> None:
         assert self._tasks is not None
