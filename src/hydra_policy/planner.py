@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from hydra_allreduce.agreement import Member, RoundRecord
-from hydra_allreduce.planning import MAX_BATCH, MAX_MEMBERS, Plan, PlanError, Planner, PlanNumber, contributors
+from hydra_allreduce.agreement.shape import MAX_MEMBERS
+from hydra_allreduce.planning import MAX_BATCH, Plan, PlanError, Planner, PlanNumber, contributors
 from hydra_net import PeerId
 from hydra_net.codec import Cbor
 from hydra_policy.sizing.measure import measurements
 from hydra_policy.sizing.safety import Safety
 from hydra_policy.sizing.sizers import Decision, Equal, PeerInfo, Sizer, SpeedProportional
+
+if TYPE_CHECKING:
+    from hydra_allreduce.agreement import Member, RoundRecord
 
 SIZERS: Mapping[str, Callable[[], Sizer]] = MappingProxyType({"equal": Equal, "proportional": SpeedProportional})
 
@@ -107,7 +111,7 @@ class SizerPlanner:
 
     def state_dict(self) -> Cbor:
         """``[round, record id, [[peer, samples], ...], sizer's state]``."""
-        last = [[bytes(peer), samples] for peer, samples in self._last.items()]
+        last: list[Cbor] = [[bytes(peer), samples] for peer, samples in self._last.items()]
         return [self._round, self._record, last, self._sizer.state_dict()]
 
     def load_state_dict(self, state: Cbor) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from hydra_allreduce.agreement import RoundRecord
 from hydra_net import PeerId
+
+if TYPE_CHECKING:
+    from hydra_allreduce.agreement import RoundRecord
 
 # A job that took longer than a day, or had more samples than this, is not worth believing.
 _MAX_MICROSECONDS = 24 * 3600 * 1_000_000

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median_low
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from hydra_allreduce.agreement import RoundRecord
 from hydra_net import PeerId
 from hydra_net.codec import Cbor
 from hydra_policy.sizing.apportion import Bounds, apportion
 from hydra_policy.sizing.measure import Measurement, measurements
+
+if TYPE_CHECKING:
+    from hydra_allreduce.agreement import RoundRecord
 
 
 @dataclass(frozen=True, slots=True)
