@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydra_allreduce.ring.errors import RingProtocolError
@@ -28,6 +28,7 @@ def check_ring(inputs, random, *, window=64, capacity=64, rounds=1, **how):
         assert [e.metas for e in ring] == [tuple(inputs.meta(rank) for rank in range(inputs.size))] * inputs.size
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 99),
     size=st.integers(2, 8),
@@ -172,6 +173,7 @@ def test_empty_header_metas_and_segments_pass():
     assert [e.metas for e in ring] == [(b"",) * 4] * 4
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=120), st.integers(0, 60))
 def test_a_neighbour_that_sends_anything_ends_the_run_or_is_taken_for_numbers(noise, cut):
     """Whatever comes, only protocol errors come out, and no more is taken than one run has."""

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -54,6 +54,7 @@ def native(array):
     return array.astype(array.dtype.newbyteorder("="))
 
 
+@settings(deadline=None)
 @given(CONTAINERS, OPS)
 def test_packed_arrays_come_back_bit_for_bit_in_the_same_structure(arrays, op):
     layout = Layout.of(arrays, op)
@@ -77,6 +78,7 @@ def test_packed_arrays_come_back_bit_for_bit_in_the_same_structure(arrays, op):
         assert any(np.may_share_memory(view, segment) for segment in segments) or not view.size
 
 
+@settings(deadline=None)
 @given(CONTAINERS, OPS)
 def test_descriptions_travel(arrays, op):
     layout = Layout.of(arrays, op)
@@ -88,6 +90,7 @@ def test_descriptions_travel(arrays, op):
     assert decoded.nbytes == layout.nbytes
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=4).filter(str.isascii), some_arrays(), min_size=2, max_size=6), st.randoms())
 def test_the_order_of_a_dict_never_matters(arrays, random):
     keys = list(arrays)
@@ -101,6 +104,7 @@ def test_the_order_of_a_dict_never_matters(arrays, random):
     assert [s.tobytes() for s in ours] == [s.tobytes() for s in theirs]
 
 
+@settings(deadline=None)
 @given(CONTAINERS, st.floats(1e-6, 1e6))
 def test_packing_scales_in_the_precision_of_the_array(arrays, scale):
     layout = Layout.of(arrays)
@@ -113,6 +117,7 @@ def test_packing_scales_in_the_precision_of_the_array(arrays, scale):
             np.testing.assert_array_equal(view, native(original) * view.dtype.type(scale))
 
 
+@settings(deadline=None)
 @given(CONTAINERS)
 def test_results_are_copied_into_the_callers_own_arrays(arrays):
     layout = Layout.of(arrays)
@@ -217,6 +222,7 @@ def test_a_difference_without_names_is_named_too():
     assert Layout.of([np.ones(1)]) == Layout.of((np.ones(1),))
 
 
+@settings(deadline=None)
 @given(CONTAINERS, CONTAINERS)
 def test_different_descriptions_differ_in_everything(ours, theirs):
     a, b = Layout.of(ours), Layout.of(theirs)
@@ -230,6 +236,7 @@ def test_different_descriptions_differ_in_everything(ours, theirs):
 GOOD = Layout("mapping", "mean", (Entry("a", (2, 3), "float32"), Entry("b", (), "float64")))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 @example(b"")
 def test_noise_is_no_description(data):
@@ -237,6 +244,7 @@ def test_noise_is_no_description(data):
         Layout.decode(data)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_description_is_refused_or_is_another_canonical_one(data):
     encoded = bytearray(GOOD.encode())

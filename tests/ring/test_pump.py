@@ -8,7 +8,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydra_allreduce.ring import pump as real
@@ -94,6 +94,7 @@ def check_pump(inputs, random, *, window=1 << 30, capacity=1 << 30, rounds=1, **
 LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["f4", "f8"])), max_size=3)
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 99),
     size=st.integers(2, 8),

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydra_allreduce.ring import schedule
@@ -77,11 +77,13 @@ def check_cut(module, lengths, itemsizes, size, sub_chunk):
 SEGMENTS = st.lists(st.tuples(st.integers(0, 200), st.sampled_from([4, 8])), max_size=3)
 
 
+@settings(deadline=None)
 @given(SEGMENTS, st.integers(1, 9), st.integers(1, 300))
 def test_the_spans_of_all_chunks_cover_everything_exactly_once(segments, size, sub_chunk):
     check_cut(schedule, [length for length, _ in segments], [itemsize for _, itemsize in segments], size, sub_chunk)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_chunks_differ_by_at_most_one_element(length, size):
     bounds = [schedule.chunk_bounds(length, size, chunk) for chunk in range(size)]

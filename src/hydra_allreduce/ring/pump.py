@@ -7,7 +7,7 @@ views of the segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import anyio
@@ -26,8 +26,10 @@ a virtual clock takes the same course whenever it is repeated."""
 _TURN_COST = 4096
 """What a turn counts at least towards ``YIELD_EVERY``, so that a peer that trickles cannot keep the loop for itself."""
 
-_SEND_AT_ONCE = 8
-"""Buffers offered to the stream in one call: enough to fill a socket's send buffer of 1 MiB, and then some."""
+_OFFER_BYTES = 256 * 1024
+_OFFER_BUFFERS = 16
+"""What is offered to the stream in one call: frames together with the data that follows them, and little more than one
+sub-chunk, so that the next rank begins to reduce while we send on."""
 
 _STREAM_ERRORS = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
@@ -127,13 +129,23 @@ def _send(stream: ByteStream, exchange: Exchange) -> int:
     if not exchange.outgoing:
         return 0
     try:
-        count = stream.try_send(list(islice(exchange.outgoing, _SEND_AT_ONCE)))
+        count = stream.try_send(_offer(exchange.outgoing))
     except _STREAM_ERRORS as error:
         raise RingBroken("next", error) from error
     if not count:
         return 0
     exchange.sent(count)
     return count
+
+
+def _offer(outgoing: Iterable[memoryview]) -> list[memoryview]:
+    buffers, size = [], 0
+    for buffer in islice(outgoing, _OFFER_BUFFERS):
+        buffers.append(buffer)
+        size += len(buffer)
+        if size >= _OFFER_BYTES:
+            break
+    return buffers
 
 
 async def _alone(
