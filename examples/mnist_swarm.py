@@ -1,0 +1,15 @@
+"""Several processes train one network on MNIST; one is killed inside an all-reduce, the others finish in agreement.
+
+python examples/mnist_swarm.py                        four peers, one dies
+python examples/mnist_swarm.py --kill 0               the coordinator dies
+python examples/mnist_swarm.py --slow 2:4 --sizer proportional --plot run.png
+python examples/mnist_swarm.py --founders 5 --listen tcp://0.0.0.0:4001      and on a second machine:
+python examples/mnist_swarm.py peer --join tcp://PEERID@HOST:4001
+"""
+
+import sys
+
+from swarm.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
