@@ -3,6 +3,7 @@
 from hydra_allreduce.agreement.decide import Decision, Report, decide
 from hydra_allreduce.agreement.events import Action, Event
 from hydra_allreduce.agreement.genesis import Genesis
+from hydra_allreduce.agreement.member import MemberMachine
 from hydra_allreduce.agreement.messages import Message, decode_message, encode_message
 from hydra_allreduce.agreement.record import (
     Contribution,
@@ -25,6 +26,7 @@ __all__ = [
     "Lineage",
     "Member",
     "MemberId",
+    "MemberMachine",
     "Message",
     "RecordHead",
     "RecordId",

@@ -156,8 +156,11 @@ def decide(
     carry, other = _carry(base, order, reports)
     if other:
         return Decision("diverged", "diverged", f"two results of round {base.round + 1} were made in one view")
-    if genesis.quorum == "majority" and not is_quorum(order, chosen.voters, genesis) and chosen.voters:
+    if genesis.quorum == "majority" and chosen.voters and not is_quorum(order, chosen.voters, genesis):
         return Decision("wait", "no_quorum", f"{len(order)} members report, no quorum of {len(chosen.voters)} voters")
+    if genesis.quorum == "majority" and not chosen.voters and any(_knows_more(reports[m]) for m in order):
+        # Newcomers that were let in and have not got the base yet: they must not begin a second history.
+        return Decision("wait", "no_holder", "rounds were committed that nobody who reports has")
     if len(order) < genesis.founders and (view is None or (genesis.quorum == "majority" and not chosen.voters)):
         return Decision("wait", "founders", f"{len(order)} of {genesis.founders} founders report")
     if genesis.quorum == "survivors" and len(order) < min_peers:
@@ -220,6 +223,10 @@ def _base(order: Sequence[MemberId], reports: Mapping[MemberId, Report]) -> Repo
         return rec.round, count[rec.ids[-1]], rec.ids[-1], len(rec.ids)
 
     return reports[max(order, key=rank)]
+
+
+def _knows_more(report: Report) -> bool:
+    return report.view is not None and report.view.base.round > 0
 
 
 def _carry(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hydra_allreduce.agreement.decide import Reason
 from hydra_allreduce.agreement.ids import Ballot, MemberId
 from hydra_allreduce.agreement.messages import Message
 from hydra_allreduce.agreement.record import Kind, Lineage, RecordHead, RecordId, RoundRecord
@@ -254,9 +255,9 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No view or round can be had at the moment, and why."""
+    """No view or round can be had at the moment, and why: "too_few_peers", "no_quorum", "founders" or "no_holder"."""
 
-    reason: Literal["too_few_peers", "no_quorum", "no_holder", "founders"]
+    reason: Reason
     detail: str
 
 

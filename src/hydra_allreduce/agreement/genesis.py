@@ -22,8 +22,8 @@ class Genesis:
         quorum: "survivors": whoever is left goes on, so the parts of a partition may each go on. "majority": a result
             needs more than half of the voters that the last committed record names.
         founders: how many joiners must be there before the first view is made. Under "majority" a view made before the
-            first commit needs reports from that many, so a run is safe from two beginnings as long as fewer than twice
-            as many machines try to begin it out of touch with each other.
+            first commit needs reports from that many, so there are no two beginnings as long as fewer than twice as
+            many processes take part before the first commit.
         tie_break: "majority" only: exactly half of the voters suffices if it includes the first one.
     """
 

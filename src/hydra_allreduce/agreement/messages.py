@@ -58,10 +58,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Let ``member`` in. Passed on to the leader; ``hops`` counts how often, for two can take each other for it."""
+    """Let ``member`` in.
+
+    Attributes:
+        founds: it would help to make the first view if there is none.
+        hops: how often it was passed on to a leader, for two can take each other for one.
+    """
 
     member: Member
     promised: Ballot
+    founds: bool
     hops: int = 0
 
 
@@ -231,7 +237,7 @@ def _attempt(value: Cbor) -> bytes:
 
 # One row per message: its number on the wire, how to write its fields, and how to read them.
 _WRITE: dict[type, Callable[..., list[Cbor]]] = {
-    Join: lambda m: [1, m.member.to_cbor(), m.promised.to_cbor(), m.hops],
+    Join: lambda m: [1, m.member.to_cbor(), m.promised.to_cbor(), m.founds, m.hops],
     Joiners: lambda m: [2, [member.to_cbor() for member in m.members]],
     Propose: lambda m: [3, m.ballot.to_cbor(), _roster(m.view)],
     Promise: lambda m: [4, m.ballot.to_cbor(), m.report.to_cbor()],
@@ -266,7 +272,15 @@ def _read_install(fields: Sequence[Cbor]) -> Install:
 
 
 _READ: dict[int, tuple[int, Callable[[Sequence[Cbor]], Message]]] = {
-    1: (3, lambda f: Join(Member.from_cbor(f[0]), Ballot.from_cbor(f[1]), number(f[2], "hops", at_most=MAX_HOPS))),
+    1: (
+        4,
+        lambda f: Join(
+            Member.from_cbor(f[0]),
+            Ballot.from_cbor(f[1]),
+            boolean(f[2], "founds"),
+            number(f[3], "hops", at_most=MAX_HOPS),
+        ),
+    ),
     2: (1, lambda f: Joiners(tuple(items(f[0], Member.from_cbor, "joiners")))),
     3: (2, lambda f: Propose(Ballot.from_cbor(f[0]), optional(f[1], Roster.from_cbor))),
     4: (2, lambda f: Promise(Ballot.from_cbor(f[0]), Report.from_cbor(f[1]))),
