@@ -98,6 +98,7 @@ class Attempt:
 
     async def _round(self, start: Start, previous: ByteStream | None, next: ByteStream | None) -> None:
         call, layout, view = start.call, start.call.layout, self.view
+        me = view.ring[self._rank].peer
         call.attempts += 1
         call.ring_began, call.ring_ended = self._clock.monotonic(), None
         segments = layout.allocate()
@@ -105,7 +106,7 @@ class Attempt:
         mine = Contribution(view.ring[self._rank], call.number, call.weight, call.meta)
 
         def finish(metas: Sequence[bytes]) -> float | None:
-            total = sum(contribution.weight for contribution in decode_metas(metas, view))
+            total = sum(contribution.weight for contribution in decode_metas(metas, view, me))
             return 1.0 / total if layout.op == "mean" else None
 
         try:
@@ -115,7 +116,7 @@ class Attempt:
                 previous=previous,
                 next=next,
                 header=encode_header(start.round, start.base, layout),
-                check_header=lambda data: check_header(data, self._previous.peer, start.round, start.base, layout),
+                check_header=lambda data: check_header(data, self._previous.peer, me, start.round, start.base, layout),
                 segments=segments,
                 meta=encode_meta(mine),
                 finish=finish,
@@ -130,7 +131,7 @@ class Attempt:
             await anyio.sleep_forever()  # until the next view: nothing more can come of this one
         body_digest = await hash_segments(segments)
         call.ring_ended = self._clock.monotonic()
-        record = self._reports.make_record(decode_metas(metas, view), record_digest(layout, body_digest))
+        record = self._reports.make_record(decode_metas(metas, view, me), record_digest(layout, body_digest))
         self._reports.ring_finished(self, Result(record, layout, segments, body_digest))
 
     @property

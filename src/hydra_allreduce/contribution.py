@@ -61,16 +61,16 @@ def encode_meta(contribution: Contribution) -> bytes:
     )
 
 
-def decode_metas(metas: Sequence[bytes], view: View) -> tuple[Contribution, ...]:
+def decode_metas(metas: Sequence[bytes], view: View, me: PeerId) -> tuple[Contribution, ...]:
     """The contributions of a finished reduce-scatter, in ring order.
 
     Raises ``RingProtocolError`` for what is no contribution of the member that sits there, and ``Mismatch`` naming the
     member whose weight cannot be.
     """
-    return tuple(_decode_meta(meta, member) for meta, member in zip(metas, view.ring, strict=True))
+    return tuple(_decode_meta(meta, member, me) for meta, member in zip(metas, view.ring, strict=True))
 
 
-def _decode_meta(data: bytes, expected: MemberId) -> Contribution:
+def _decode_meta(data: bytes, expected: MemberId, me: PeerId) -> Contribution:
     try:
         value = decode(data, limit=_META_LIMIT)
     except ValueError as error:
@@ -80,7 +80,7 @@ def _decode_meta(data: bytes, expected: MemberId) -> Contribution:
             if (peer, incarnation) != expected or call < 1 or not all(isinstance(key, str) for key in meta):
                 raise RingProtocolError("passed on the contribution of another member")
             if not (math.isfinite(weight) and weight > 0):
-                raise Mismatch(expected.peer, "weight", weight, "finite and above 0")
+                raise Mismatch(expected.peer, me, "weight", weight, "the rule that it is finite and above 0")
             return Contribution(expected, call, weight, {str(key): item for key, item in meta.items()})
     raise RingProtocolError("passed on something that is no contribution")
 
@@ -90,7 +90,7 @@ def encode_header(round: int, base: RecordHead, layout: Layout) -> bytes:
     return encode([round, base.id, layout.encode()])
 
 
-def check_header(data: bytes, sender: PeerId, round: int, base: RecordHead, layout: Layout) -> None:
+def check_header(data: bytes, sender: PeerId, me: PeerId, round: int, base: RecordHead, layout: Layout) -> None:
     """Check the previous member's header against our own round.
 
     Raises ``Mismatch`` if its arrays or operation differ from ours, ``RingProtocolError`` if it is no header of this
@@ -109,4 +109,4 @@ def check_header(data: bytes, sender: PeerId, round: int, base: RecordHead, layo
         raise RingProtocolError(f"is in round {their_round}, this member in round {round}, or of another history")
     if difference := layout.difference(theirs):
         field, their_value, our_value = difference
-        raise Mismatch(sender, field, their_value, our_value)
+        raise Mismatch(sender, me, field, their_value, our_value)

@@ -63,13 +63,20 @@ class Mismatch(GroupError):
     """Two members called the same round with arrays, operations or weights that do not fit together.
 
     Every member's call raises it; the group lives on and the round can be called again.
+
+    Attributes:
+        peer: one of the two, with ``theirs``.
+        other: the member that found it, with ``ours``.
+        field: what differs: "op", "names", "shape of 'w'", "weight", ...
     """
 
-    def __init__(self, peer: PeerId, field: str, theirs: object, ours: object) -> None:
+    def __init__(self, peer: PeerId, other: PeerId, field: str, theirs: object, ours: object) -> None:
         super().__init__(
-            f"peer {peer} has {field} = {theirs!r}, here it is {ours!r}; all members must call with the same {field}"
+            f"peer {peer} called with {field} = {theirs}, peer {other} with {ours}; "
+            f"all members must call a round with the same names, shapes, dtypes and op"
         )
         self.peer = peer
+        self.other = other
         self.field = field
         self.theirs = theirs
         self.ours = ours

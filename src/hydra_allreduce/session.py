@@ -33,7 +33,7 @@ from hydra_allreduce.agreement.messages import decode_message, encode_message
 from hydra_allreduce.attempt import Attempt, Start
 from hydra_allreduce.calls import Call, Calls
 from hydra_allreduce.contacts import Contacts
-from hydra_allreduce.errors import Diverged, FellBehind, GroupClosed, Mismatch, Superseded, TooFewPeers
+from hydra_allreduce.errors import Diverged, FellBehind, GroupClosed, GroupError, Mismatch, Superseded, TooFewPeers
 from hydra_allreduce.group_events import (
     GroupEvent,
     MemberJoined,
@@ -343,12 +343,8 @@ class Session:
     def ring_mismatched(self, attempt: Attempt, round: int, mismatch: Mismatch) -> None:
         """See ``attempt.Reports``."""
         if attempt is self._attempt:
-            reason: list[Cbor] = [
-                bytes(mismatch.peer),
-                mismatch.field,
-                str(mismatch.theirs)[:500],
-                str(mismatch.ours)[:500],
-            ]
+            words = (mismatch.field, str(mismatch.theirs), str(mismatch.ours))
+            reason: list[Cbor] = [bytes(mismatch.peer), bytes(mismatch.other), *(text[:_MAX_WORDS] for text in words)]
             self._drive(events.RoundVoid(attempt.view.attempt, round, reason))
 
     # ------------------------------------------------------------------------------------------ results
@@ -369,8 +365,10 @@ class Session:
 
     def _fail_call(self, kind: str, round: int, detail: Cbor) -> None:
         match kind, detail:
-            case "void", [bytes(peer), str(field), str(theirs), str(ours)] if len(peer) == len(self._node.id):
-                self.calls.fail(Mismatch(PeerId(peer), field, theirs, ours))
+            case "void", [bytes(peer), bytes(other), str(field), str(theirs), str(ours)] if len(peer + other) == 64:
+                self.calls.fail(Mismatch(PeerId(peer), PeerId(other), field, theirs, ours))
+            case "void", _:
+                self.calls.fail(GroupError(f"round {round} was called off by a member, for no reason that can be read"))
             case "superseded", _:
                 self.calls.fail(Superseded([round]))
             case _:

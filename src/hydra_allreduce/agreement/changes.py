@@ -256,6 +256,7 @@ class Changes(Rounds):
     # ---------------------------------------------------------------------------------------------------- joining
 
     def _ask_to_join(self, sponsor: MemberId, *, send: bool = True) -> None:
+        self._remember(sponsor.peer)
         if self.join_to != sponsor:
             self.join_to = sponsor
             self._join_periods = 0

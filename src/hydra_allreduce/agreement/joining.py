@@ -101,6 +101,8 @@ class Joining(Changes):
         elif len(view.members) + len(self.joins) < MAX_MEMBERS:
             self.joins[k] = member
             if self.proposal:
+                if self.proposal.given_up.pop(k, False) is None:
+                    self._send(k, messages.Propose(self.proposal.ballot, self.roster()))
                 self._add_targets((k,))
             elif not self.round_running():
                 self.propose()

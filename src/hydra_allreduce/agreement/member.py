@@ -129,6 +129,7 @@ class MemberMachine(Joining):
         self._ask_again()
         if self.proposal:
             self._propose_again()
+            self._look_for_islands()
         elif self.leader() == self.id:
             self._tick_leader()
         else:
@@ -174,8 +175,7 @@ class MemberMachine(Joining):
                 if m != self.id:
                     self._send(m, heartbeat)
             self._enter()
-        if self.view is not None:
-            self._look_for_islands()
+        self._look_for_islands()
 
     def _may_let_go(self) -> bool:
         """Whether a view change may free somebody who wants to leave; one was refused if it is marked in the view."""

@@ -74,7 +74,7 @@ class Model:
 
 
 class _Walk:
-    """One schedule being run: at each step a frame arrives, a process does something, a timer fires or a fault happens."""
+    """One schedule being run: at each step a frame arrives, a process acts, a timer fires or a fault happens."""
 
     def __init__(self, world: World, schedule: Schedule) -> None:
         self.world = world

@@ -56,10 +56,9 @@ def _turn(world: World, parts: dict[int, list[Process]], target: int) -> None:
         for p in part:
             if not p.machine.left:
                 for q in world.processes:
-                    gone = not q.alive or q.machine.left or q.side != p.side
-                    if gone and q.started and q is not p and q.id not in p.machine.suspects:
-                        if q.id in p.machine.watched:
-                            world.tell(p, events.Suspected(q.id, "gone"))
+                    gone = q.started and (not q.alive or q.machine.left or q.side != p.side)
+                    if gone and q.id not in p.machine.suspects and q.id in p.machine.watched:
+                        world.tell(p, events.Suspected(q.id, "gone"))
     for _ in range(3):
         frames, world.net = world.net, []
         for frame in frames:
@@ -108,8 +107,9 @@ def _done(world: World, part: list[Process], target: int) -> bool:
 
 def _state(p: Process) -> str:
     m = p.machine
+    members = [str(x) for x in m.view.by_id] if m.view else []
     return (
-        f"{p.index}={p.id} view {m.view.ballot if m.view else None} promised {m.promised} round {p.rec.round} "
-        f"call {m.call} want {m.want} join_to {m.join_to} leaving {m.leaving} "
-        f"proposal {m.proposal.ballot if m.proposal else None} members {[str(x) for x in m.view.by_id] if m.view else []}"
+        f"{p.index}={p.id} view {m.view.ballot if m.view else None} {members} promised {m.promised} "
+        f"round {p.rec.round} call {m.call} want {m.want} join_to {m.join_to} leaving {m.leaving} "
+        f"proposal {m.proposal.ballot if m.proposal else None}"
     )
