@@ -186,9 +186,3 @@ class FrameDecoder:
         """All whole frames that have been fed. Raises CodecError after the frames in front of a bad one."""
         while (frame := self.next()) is not None:
             yield frame
-
-    def rest(self) -> bytes:
-        """Take what was fed and belongs to no frame returned yet: what comes after the frames in a stream."""
-        rest = bytes(self._buffer[self._start :])
-        self._buffer, self._start = bytearray(), 0
-        return rest

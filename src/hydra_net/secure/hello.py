@@ -62,8 +62,8 @@ class Hello:
         return encode(fields)
 
     @classmethod
-    def decode(cls, data: bytes, *, limit: int) -> Hello:
-        """Read a hello from anywhere.
+    def decode(cls, data: bytes, *, limit: int, ours: tuple[int, int] = WIRE_VERSIONS) -> Hello:
+        """Read a hello from anywhere; ``ours`` are the wire versions to compare its own with.
 
         Raises VersionMismatch if the two sides have no wire version in common, which is found out before anything else
         is read that another version may have changed, and RemoteProtocolError for everything malformed.
@@ -75,8 +75,8 @@ class Hello:
         if not isinstance(fields, Mapping):
             raise RemoteProtocolError(None, "its hello is no mapping")
         lowest, highest = _versions(fields.get("versions"))  # type: ignore[call-overload]
-        if highest < WIRE_VERSIONS[0] or lowest > WIRE_VERSIONS[1]:
-            raise VersionMismatch(None, WIRE_VERSIONS, (lowest, highest))
+        if highest < ours[0] or lowest > ours[1]:
+            raise VersionMismatch(None, ours, (lowest, highest))
         reader = _Fields(fields)  # type: ignore[arg-type]
         return cls(
             key=reader.blob("key", 32),
@@ -89,11 +89,6 @@ class Hello:
             features=reader.texts("features", MAX_FEATURES, 64),
             refused=reader.refusal("refused"),
         )
-
-
-def common_version(theirs: tuple[int, int]) -> int:
-    """The wire version to speak with a peer that speaks ``theirs``; there is one, :meth:`Hello.decode` checked."""
-    return min(WIRE_VERSIONS[1], theirs[1])
 
 
 def _versions(value: Cbor) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 
 from hydra_net.errors import HydraError, LocalProtocolError, RemoteProtocolError, SelfDial, WrongPeer
 from hydra_net.identity import Identity, PeerId, verify
-from hydra_net.secure.hello import Hello, common_version
+from hydra_net.secure.hello import Hello
 
 __all__ = ["MAGIC", "Established", "PlainHandshake", "Role"]
 
@@ -121,7 +121,7 @@ class PlainHandshake:
         other: Role = "responder" if self._role == "initiator" else "initiator"
         self._hellos[other] = data
         try:
-            self._remote = remote = Hello.decode(data, limit=self._limit)
+            self._remote = remote = Hello.decode(data, limit=self._limit, ours=self._hello.versions)
             if remote.key == self._identity.public_key:
                 raise SelfDial
             if self._role == "responder":
@@ -152,7 +152,7 @@ class PlainHandshake:
         self.needs = 0
         self.result = Established(
             self._remote.peer,
-            common_version(self._remote.versions),
+            min(self._hello.versions[1], self._remote.versions[1]),
             tuple(name for name in self._hello.features if name in self._remote.features),
             self._hello,
             self._remote,
