@@ -104,11 +104,21 @@ class Calls:
             call.detach()
             self._abandoned = True
 
+    def interrupt(self, error: GroupError) -> None:
+        """Raise ``error`` in the caller; its share stays in the round, which the next call waits for."""
+        call = self._pending
+        if call is not None and not self._abandoned:
+            self.abandon(call)
+            call.error = error
+            call.done.set()
+
     def readopt(self) -> Call | None:
-        """The call whose caller was cancelled and whose round is still open: the next caller waits for that round."""
-        if self._pending is not None and self._abandoned:
+        """The call whose caller has gone and whose round is still open: the next caller waits for that round."""
+        call = self._pending
+        if call is not None and self._abandoned:
             self._abandoned = False
-            return self._pending
+            call.error, call.done = None, anyio.Event()
+            return call
         return None
 
     def take(self) -> Delivery | None:

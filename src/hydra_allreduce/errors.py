@@ -22,7 +22,7 @@ class GroupFailed(GroupError):
 class TooFewPeers(GroupError):
     """Fewer than ``min_peers`` members could be reached for longer than the lease.
 
-    The group goes on trying: call again to wait on, or leave.
+    The group goes on trying. The call's arrays stay in their round: call again to wait on for it, or leave.
     """
 
     def __init__(self, min_peers: int, reason: str) -> None:

@@ -121,10 +121,11 @@ class Group:
     async def _run(self, session: Session, scope: anyio.CancelScope) -> None:
         try:
             await session.run()
-        except Exception as error:
-            logger.exception("the group's machinery broke")
-            self._closed = GroupFailed(f"the group broke: {error!r}; enter a new one to take part again")
-            self._closed.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - whatever broke the session is what every later call must report
+            cause = _bare(error)
+            logger.error("the group broke", exc_info=cause)
+            self._closed = GroupFailed(f"the group broke: {cause!r}; enter a new one to take part again")
+            self._closed.__cause__ = cause
             session.calls.fail(self._closed)
             scope.cancel()
 
@@ -323,3 +324,10 @@ class Group:
     def _since_returned(self) -> int:
         """Microseconds since this member had its last result: what it took to compute the next arrays."""
         return max(1, round(1e6 * (self._node.clock.monotonic() - self._returned)))
+
+
+def _bare(error: Exception) -> Exception:
+    """The one exception that a task group has wrapped."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -151,7 +151,8 @@ class Session:
     def begin(self, call: Call) -> None:
         """Enter ``call`` into the next round. Only one can be pending."""
         self.calls.begin(call)
-        self._short_since = None
+        if self._short_since is not None:
+            self._short_since = self._now()  # this caller, too, waits for the whole lease
         self._drive(events.Called(call.number))
 
     def leave(self) -> None:
@@ -220,7 +221,8 @@ class Session:
                 who = ", ".join(f"{member} has {record.hex()[:12]}" for member, record in results)
                 self.calls.fail(Diverged(f"members finished round {round} with different results: {who}"))
             case events.Waiting(_, detail):
-                self._short_since = self._short_since or self._now()
+                if self._short_since is None:
+                    self._short_since = self._now()
                 self._short_of = detail
             case events.Dropped(sender, why, forged):
                 logger.log(logging.WARNING if forged else logging.INFO, "ignored a message of %s: %s", sender, why)
@@ -245,8 +247,8 @@ class Session:
             for member, cause in list(self._detector.suspects(now)):
                 self._drive(events.Suspected(member, cause))
             if now >= lease_over:
-                self._short_since = None
-                self.calls.fail(TooFewPeers(self._terms.min_peers, self._short_of))
+                self._short_since = now
+                self.calls.interrupt(TooFewPeers(self._terms.min_peers, self._short_of))
             if now >= self._machine.next_timer:
                 self._drive(events.Tick())
 

@@ -138,14 +138,18 @@ class Core(ABC):
 
     @property
     def watched(self) -> tuple[MemberId, ...]:
-        """Everybody whose silence holds this member up: what the failure detector has to watch."""
-        wanted = dict.fromkeys(self.view.by_id) if self.view else {}
+        """Whose silence means something, for the failure detector: who leads hears from everybody, as does who waits
+        for reports or founds; the others hear from their leader alone, and from whom they ask to be let in."""
+        wanted: dict[MemberId, None] = {}
         if self.proposal:
             wanted.update(self.proposal.targets)
+        elif self.view:
+            leader = self.leader()
+            wanted.update(dict.fromkeys(self.view.by_id) if leader == self.id else {leader: None})
+        else:
+            wanted.update(dict.fromkeys(self.joiners))
         if self.join_to:
             wanted[self.join_to] = None
-        if self.view is None:
-            wanted.update(dict.fromkeys(self.joiners))
         wanted.pop(self.id, None)
         return tuple(wanted)
 
