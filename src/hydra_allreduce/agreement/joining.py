@@ -85,13 +85,14 @@ class Joining(Changes):
                 self._meet(member)
             mine = (self.me,) if self.founds else ()
             self._send(k, messages.Joiners((*mine, *self.joiners.values())))
+            if self.join_to and self.join_to != k:
+                self._pass_on(self.join_to, sender, message)  # it knows more
             self._found()
             return
         self._meet(member)
         view, leader = self.view, self.leader()
         if leader not in (self.id, k):
-            if leader != sender and message.hops < messages.MAX_HOPS:
-                self._send(leader, messages.Join(member, message.promised, message.founds, message.hops + 1))
+            self._pass_on(leader, sender, message)
         elif k in view.by_id or leader == k:
             # Its own leader asks to be let in: it does not know the view, or has promised beyond it.
             if message.promised <= view.ballot:
@@ -106,6 +107,10 @@ class Joining(Changes):
                 self._add_targets((k,))
             elif not self.round_running():
                 self.propose()
+
+    def _pass_on(self, to: MemberId, sender: MemberId, message: messages.Join) -> None:
+        if to != sender and message.hops < messages.MAX_HOPS:
+            self._send(to, messages.Join(message.member, message.promised, message.founds, message.hops + 1))
 
     def _replaced(self, k: MemberId) -> None:
         """A process of a peer asks to be let in: the peer's other processes are gone."""
@@ -142,7 +147,9 @@ class Joining(Changes):
             self._depart("left")
 
     def _on_takeover(self, sender: MemberId) -> None:
-        if self.view and sender in self.view.by_id and not self.proposal and not self.leaving:
+        if self.view and sender not in self.view.by_id:
+            self._send(sender, messages.Install(self.view, self.top(), self.plan))  # it is out already
+        elif not self.proposal and not self.leaving:
             self.propose()
 
     def _on_bye(self, sender: MemberId) -> None:

@@ -204,10 +204,21 @@ class _Walk:
 
     def _crash(self, fault: faults.Crash) -> None:
         p = self._who(fault.member)
-        if p.alive:
+
+        def die() -> None:
             p.alive = False
             if fault.loses:
                 self.world.net[:] = [f for f in self.world.net if f[0] != p.index or self.rng.random() < 0.5]
+
+        self._at(p, fault.at, die)
+
+    def _at(self, p: Process, moment: str, blow: Callable[[], None]) -> None:
+        if not p.alive:
+            return
+        if moment == "once":
+            blow()
+        else:
+            p.struck.append((moment, blow))
 
     def _restart(self, fault: faults.Restart) -> None:
         old = self._who(fault.member)
@@ -226,8 +237,11 @@ class _Walk:
 
     def _pause(self, fault: faults.Pause) -> None:
         p = self._who(fault.member)
-        if p.alive:
-            p.resumes = fault.step + fault.steps
+
+        def stop() -> None:
+            p.resumes = self.world.step + fault.steps
+
+        self._at(p, fault.at, stop)
 
     def _partition(self, fault: faults.Partition) -> None:
         if fault.sides:

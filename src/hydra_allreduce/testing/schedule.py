@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+Moment = Literal["once", "ready", "commit", "promise", "install"]
+"""When a process is struck: at the step itself, or as soon as it has next finished a round, committed one, promised a
+ballot or installed a view: what it sent about that is under way or lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,7 @@ class Crash:
     step: int
     member: int
     loses: bool = True
+    at: Moment = "once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Pause:
     step: int
     member: int
     steps: int
+    at: Moment = "once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,9 @@ def _laid_out(schedule: Schedule) -> str:
     return repr(replace(schedule, faults=())).replace("faults=()", f"faults=({lines}\n    )")
 
 
+_MOMENTS: tuple[Moment, ...] = ("once", "once", "ready", "ready", "commit", "commit", "promise", "install")
+
+
 def random_schedule(rng: Random, members: int, joiners: int = 0) -> Schedule:
     """Draw a schedule for a group of that size: anything from quiet to hopeless."""
     steps = rng.choice((30, 60, 100, 160))
@@ -193,7 +202,7 @@ def random_schedule(rng: Random, members: int, joiners: int = 0) -> Schedule:
     for _ in some((0, 1, 1, 2, 3)):
         fate = rng.random()
         if fate < 0.7:
-            faults.append(Crash(when(), who(), rng.random() < 0.7))
+            faults.append(Crash(when(), who(), rng.random() < 0.7, rng.choice(_MOMENTS)))
         elif fate < 0.85:
             faults.append(Restart(when(), who()))
         else:
@@ -212,8 +221,13 @@ def random_schedule(rng: Random, members: int, joiners: int = 0) -> Schedule:
         faults.append(Late(when(), who()))
     for _ in some((0, 0, 0, 1)):
         faults.append(Leave(when(), who()))
-    for _ in some((0, 0, 1)):
-        faults.append(Pause(when(), who(), rng.choice((10, 30, 60))))
+    for _ in some((0, 0, 1, 2)):
+        faults.append(Pause(when(), who(), rng.choice((10, 30, 60)), rng.choice(_MOMENTS)))
+    if rng.random() < 0.2:
+        # One is cut off and comes back while the others go on.
+        begin, alone = when(), who()
+        faults.append(Partition(begin, tuple(int(i == alone) for i in range(members + joiners))))
+        faults.append(Heal(min(begin + rng.choice((10, 30, 60)), steps - 1)))
     for _ in some((0, 0, 0, 1)):
         faults.append(Cut(when(), who(), who()))
     for _ in some((0, 0, 0, 1)):
@@ -225,7 +239,7 @@ def random_schedule(rng: Random, members: int, joiners: int = 0) -> Schedule:
     return Schedule(
         seed=rng.getrandbits(32),
         steps=steps,
-        rounds=rng.choice((1, 2, 3)),
+        rounds=rng.choice((1, 2, 3, 6)),
         drop=rng.choice((0.0, 0.0, 0.02, 0.1)),
         tick=rng.choice((0.01, 0.03, 0.08)),
         fifo=rng.random() < 0.25,

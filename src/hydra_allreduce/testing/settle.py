@@ -22,6 +22,7 @@ def settle(world: World, rng: Random) -> None:
     world.cuts.clear()
     for p in world.processes:
         p.resumes = 0
+        p.struck.clear()
     target = max(*(p.rec.round for p in world.processes), schedule.rounds, 0) + 1
     parts: dict[int, list[Process]] = {}
     for p in world.processes:

@@ -71,6 +71,7 @@ class Process:
         "ring",
         "side",
         "started",
+        "struck",
         "view",
     )
 
@@ -83,6 +84,7 @@ class Process:
         self.started = False
         self.side = 0
         self.resumes = 0  # the step in which a paused process goes on
+        self.struck: list[tuple[str, Callable[[], None]]] = []  # what happens to it, and at which moment
         self.calls = 0
         self.ring: RingKey | None = None
         self.fetching: RecordId | None = None
@@ -174,6 +176,7 @@ class World:
             self.note(f"{process.index} {event}")
         machine = process.machine
         reporters: list[MemberId] = []
+        moments: list[type] = []
         for action in machine.handle(event, self.now):
             kind = type(action)
             if kind is events.Send:
@@ -187,10 +190,26 @@ class World:
             handler = self._apply.get(kind)
             if handler:
                 handler(process, action)
+            moments.append(kind)
             if self.verbose and kind not in (events.Send, events.Introduced):
                 self.note(f"    {process.index} does {_short(action)}")
         if machine.held is not process.kept:
             self._held_changed(process)
+        if process.struck:
+            self._strike(process, event, moments)
+
+    def _strike(self, process: Process, event: events.Event, moments: list[type]) -> None:
+        """Let a blow fall that was waiting for its moment."""
+        moment, blow = process.struck[0]
+        reached = {
+            "ready": isinstance(event, events.RingFinished),
+            "commit": events.Commit in moments,
+            "promise": isinstance(event, events.Received) and isinstance(event.message, messages.Propose),
+            "install": events.Install in moments,
+        }
+        if reached.get(moment, True):
+            del process.struck[0]
+            blow()
 
     def note(self, text: str) -> None:
         """Write a line of the log."""
