@@ -292,6 +292,18 @@ def test_a_partition_longer_than_give_up_fails_both_ends():
     on_a_pair(body, give_up=30.0)
 
 
+def test_a_sender_gives_up_too():
+    async def body(pair):
+        await pair.a.send(bytes(1000))
+        pair.network.cut("b", "a")
+        start = anyio.current_time()
+        with pytest.raises(anyio.BrokenResourceError, match="too long"):
+            await pair.a.send(b"x")
+        assert anyio.current_time() == start + 30.0
+
+    on_a_pair(body, give_up=30.0, window=1000)
+
+
 # ---------------------------------------------------------------------- faults on hosts
 
 
@@ -330,6 +342,19 @@ def test_kill_delivers_what_is_in_flight_then_ends_the_stream():
             await pair.network.host("b").dial(Address.parse("memory://a:1"))
 
     on_a_pair(body, latency=0.2)
+
+
+def test_a_killed_server_refuses():
+    async def main():
+        network = MemoryNetwork(latency=0.1)
+        async with conformance.serving(Setup(network.host("b"), network.host("a"), LISTEN), answer) as addresses:
+            network.kill("b")
+            with pytest.raises(DialError) as failure:
+                await network.host("a").dial(addresses[0])
+            assert isinstance(failure.value.__cause__, ConnectionRefusedError)
+            assert anyio.current_time() == pytest.approx(0.2)
+
+    simulate(main)
 
 
 def test_a_killed_host_that_left_something_unread_resets():

@@ -279,3 +279,28 @@ async def test_wait_any_with_one_stream_in_both_lists_twice():
 async def test_wait_any_of_nothing_is_an_error():
     with pytest.raises(ValueError):
         await wait_any([], [])
+
+
+@pytest.mark.anyio
+async def test_non_blocking_calls_are_refused_while_another_task_is_at_it():
+    async with connected(tcp()) as (a, _), anyio.create_task_group() as tasks:
+        tasks.start_soon(a.receive)
+        tasks.start_soon(a.send, bytes(24_000_000))
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(anyio.BusyResourceError):
+            a.try_receive_into(memoryview(bytearray(1)))
+        with pytest.raises(anyio.BusyResourceError):
+            a.try_send([b"x"])
+        with pytest.raises(anyio.BusyResourceError):
+            await a.send_eof()
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_sending_after_the_end_was_sent_is_an_error():
+    async with connected(tcp()) as (a, _):
+        await a.send_eof()
+        with pytest.raises(anyio.ClosedResourceError):
+            await a.send(b"x")
+        with pytest.raises(anyio.ClosedResourceError):
+            a.try_send([b"x"])

@@ -293,14 +293,14 @@ async def check_wait_any_wakes(setup: Setup) -> None:
 async def check_close_wakes_waiters(setup: Setup) -> None:
     """``aclose`` by another task wakes a receiver, a sender and a ``wait_any``."""
     for wait in (_blocked_receive, _blocked_send, _blocked_wait_any):
-        async with connected(setup) as (a, b), anyio.create_task_group() as tasks:
+        async with connected(setup) as (a, _), connected(setup) as (other, _), anyio.create_task_group() as tasks:
 
             async def close(stream: ByteStream = a) -> None:
                 await anyio.wait_all_tasks_blocked()
                 await stream.aclose()
 
             tasks.start_soon(close)
-            await wait(a, b)
+            await wait(a, other)
 
 
 async def check_one_task_per_direction(setup: Setup) -> None:
@@ -445,18 +445,18 @@ async def _try_receive(stream: ByteStream, buffer: bytearray) -> int:
     return count
 
 
-async def _blocked_receive(a: ByteStream, b: ByteStream) -> None:
+async def _blocked_receive(a: ByteStream, other: ByteStream) -> None:
     await _expect(anyio.ClosedResourceError, a.receive())
 
 
-async def _blocked_send(a: ByteStream, b: ByteStream) -> None:
+async def _blocked_send(a: ByteStream, other: ByteStream) -> None:
     await _expect(anyio.ClosedResourceError, a.send(bytes(_TOO_MUCH)))
 
 
-async def _blocked_wait_any(a: ByteStream, b: ByteStream) -> None:
+async def _blocked_wait_any(a: ByteStream, other: ByteStream) -> None:
     try:
         while a.try_receive_into(memoryview(bytearray(1))) is None:
-            await wait_any([a, b], [])
+            await wait_any([a, other], [])
     except anyio.ClosedResourceError:
         return
     raise AssertionError("no ClosedResourceError was raised")

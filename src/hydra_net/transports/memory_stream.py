@@ -81,7 +81,6 @@ class Pipe:
     """The bytes of one direction of a connection, between the write and the read."""
 
     __slots__ = (
-        "_last",
         "_segments",
         "end",
         "ended_badly",
@@ -104,11 +103,11 @@ class Pipe:
         self.reader_gone: float | None = None  # when the writer learns that nobody reads any more
         self.wake_reader: Wake | None = None
         self.wake_writer: Wake | None = None
+        # (when it arrives, the bytes), in order: one that is late holds up those after it.
         self._segments: deque[tuple[float, memoryview]] = deque()
-        self._last = 0.0  # when the last segment arrives: later ones do not overtake it
 
     def write(self, data: bytes) -> None:
-        arrival = self._arrival(len(data))
+        arrival = self.link.arrival(len(data))
         self._segments.append((arrival, memoryview(data)))
         self.used += len(data)
         if self.wake_reader is not None and not self.link.blocked:
@@ -116,7 +115,7 @@ class Pipe:
 
     def write_end(self, *, badly: bool) -> None:
         if self.end is None:
-            self.end = self._arrival(0)
+            self.end = self.link.arrival(0)
             self.ended_badly = badly
             if self.wake_reader is not None and not self.link.blocked:
                 self.wake_reader(self.end)
@@ -152,7 +151,7 @@ class Pipe:
     def next_arrival(self) -> float:
         """When the reader has something to do next, as far as is known: infinite if it is not."""
         if self.link.blocked:
-            return min(self.link.gives_up_at, self.reverse.gives_up_at)
+            return math.inf
         if self._segments:
             return self._segments[0][0]
         return math.inf if self.end is None else self.end
@@ -192,10 +191,6 @@ class Pipe:
         for wake in (self.wake_reader, self.wake_writer):
             if wake is not None:
                 wake(0.0)
-
-    def _arrival(self, nbytes: int) -> float:
-        self._last = max(self._last, self.link.arrival(nbytes))
-        return self._last
 
     def _acknowledge(self, count: int) -> None:
         if self.reverse.blocked:
