@@ -223,6 +223,10 @@ class Changes(Rounds):
             self._fetch(view.base, "committed")
         self._learn(top)
         self._enter()
+        self._settled()
+
+    def _settled(self) -> None:
+        """A view was installed: the moment for what waited for one."""
 
     def _part_with(self, old: View | None, new: View) -> None:
         """Remember the peers of those who were lost: a healed partition shows in that one of them answers."""
