@@ -91,7 +91,7 @@ class Attempt:
             return None, None
         try:
             next = await stack.enter_async_context(self._links.to_next(attempt, self._next.peer))
-        except (DialError, PeerUnreachable, RemoteProtocolError, anyio.BrokenResourceError) as error:
+        except (HydraError, anyio.BrokenResourceError) as error:
             raise _Failed(self._next, True, f"no stream to the next member: {error}") from error
         previous = await stack.enter_async_context(self._links.from_previous(attempt, self._previous.peer))
         return previous, next

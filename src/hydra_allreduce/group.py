@@ -121,7 +121,7 @@ class Group:
     async def _run(self, session: Session, scope: anyio.CancelScope) -> None:
         try:
             await session.run()
-        except Exception as error:  # noqa: BLE001 - whatever broke the session is what every later call must report
+        except Exception as error:
             cause = _bare(error)
             logger.error("the group broke", exc_info=cause)
             self._closed = GroupFailed(f"the group broke: {cause!r}; enter a new one to take part again")

@@ -112,6 +112,7 @@ class Session:
         self._watchers: list[Callable[[GroupEvent], None]] = []
         self._short_since: float | None = None
         self._short_of = ""
+        self._told_of_jump = False
 
         self.calls = Calls()
         self.view: View | None = None
@@ -200,7 +201,7 @@ class Session:
                 self._stop_attempt()
             case events.Install(view, reason):
                 self._install(view, reason)
-            case events.Commit(record, number, jumped):
+            case events.Commit(record, _, jumped):
                 self._commit(record, jumped)
             case events.CallFailed(_, kind, round, detail):
                 self._fail_call(kind, round, detail)
@@ -217,6 +218,7 @@ class Session:
                 self._detector.entered(member)
             case events.Superseded(rounds):
                 self._tell(RoundsSuperseded(rounds))
+                self._fail_caller(Superseded(rounds))
             case events.Diverged(round, results):
                 who = ", ".join(f"{member} has {record.hex()[:12]}" for member, record in results)
                 self.calls.fail(Diverged(f"members finished round {round} with different results: {who}"))
@@ -360,10 +362,18 @@ class Session:
         if self._planner is not None:
             self._planner.observe(record)
         if jumped or record.round <= self.calls.rounds:
+            if self.joined.is_set() and not self._told_of_jump:
+                self._fail_caller(FellBehind(self.calls.rounds + 1, record.round))
             self.calls.jumped_to(max(record.round, self.calls.rounds))
         else:
             self.calls.committed(record, result, self.view, self.plan, self._now())
+        self._told_of_jump = False
         self._check_joined()
+
+    def _fail_caller(self, error: GroupError) -> None:
+        """Rounds of this member were missed or given up: its pending call says so, or the next one."""
+        self._told_of_jump = True
+        self.calls.fail(error)
 
     def _fail_call(self, kind: str, round: int, detail: Cbor) -> None:
         match kind, detail:
@@ -371,10 +381,8 @@ class Session:
                 self.calls.fail(Mismatch(PeerId(peer), PeerId(other), field, theirs, ours))
             case "void", _:
                 self.calls.fail(GroupError(f"round {round} was called off by a member, for no reason that can be read"))
-            case "superseded", _:
-                self.calls.fail(Superseded([round]))
-            case _:
-                self.calls.fail(FellBehind(round, self._machine.rec.round))
+            case "fell_behind", _:
+                self._fail_caller(FellBehind(round, self._machine.rec.round))
 
     def _start_fetch(self, head: RecordHead, holders: Sequence[MemberId]) -> None:
         assert self._tasks is not None
