@@ -84,11 +84,7 @@ def host_of(remote: object) -> str | None:
     if not isinstance(remote, tuple) or not remote or not isinstance(remote[0], str):
         return None
     ip = _ip(remote[0])
-    if ip is None:
-        return None
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return remote[0]
+    return None if ip is None else str(ip)
 
 
 def _ip(host: str) -> _IP | None:

@@ -242,11 +242,15 @@ class Pool:
 
     def _trim(self, newest: Connection) -> None:
         """Retire the connection used the longest ago if there are too many; one with work under way last of all."""
-        usable = [c for peer in self._peers.values() for c in peer.connections if c.usable and c is not newest]
-        if len(usable) < self._limits.connections:
-            return
-        oldest = min(usable, key=lambda c: (not c.idle, c.last_used))
-        oldest.retire(ConnectionAbortedError(f"there are more than {self._limits.connections} connections"))
+        others = [c for peer in self._peers.values() for c in peer.connections if c is not newest]
+        usable = [c for c in others if c.usable]
+        cause = ConnectionAbortedError(f"there are more than {self._limits.connections} connections")
+        if len(usable) >= self._limits.connections:
+            min(usable, key=lambda c: (not c.idle, c.last_used)).retire(cause)
+        retiring = [c for c in others if c.retiring and c.ended is None]
+        if len(retiring) > self._limits.connections:
+            # Peers that do not answer Retire must not pile up either.
+            min(retiring, key=lambda c: c.last_used).end(cause)
 
     # ------------------------------------------------------------------ connections go
 
