@@ -19,7 +19,7 @@ from hydra_allreduce.errors import Mismatch
 from hydra_allreduce.results import Result, hash_segments, record_digest
 from hydra_allreduce.ring import RingBroken, RingProtocolError, run_ring
 from hydra_allreduce.ring.links import RingLinks
-from hydra_net import ByteStream, Clock, DialError, PeerUnreachable, RemoteProtocolError
+from hydra_net import ByteStream, Clock, HydraError
 
 
 class Reports(Protocol):
