@@ -90,6 +90,7 @@ class Session:
             genesis,
             min_peers=terms.min_peers,
             period=min(terms.stall / 6, 1.0),
+            newcomers_follow=False,  # the group has no state of its own: equal copies are the caller's business
             rng=rng,
             make_plan=self._make_plan if planner else None,
         )

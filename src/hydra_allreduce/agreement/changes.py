@@ -162,7 +162,15 @@ class Changes(Rounds):
 
     def _decide(self, proposal: Proposal, wishes: Wishes) -> Decision:
         reports: dict[MemberId, Report] = proposal.reports
-        return decide(proposal.ballot, self.view, reports, wishes, genesis=self.genesis, min_peers=self.min_peers)
+        return decide(
+            proposal.ballot,
+            self.view,
+            reports,
+            wishes,
+            genesis=self.genesis,
+            min_peers=self.min_peers,
+            newcomers_follow=self.newcomers_follow,
+        )
 
     # ------------------------------------------------------------------------------------------------- installing
 

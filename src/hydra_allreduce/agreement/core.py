@@ -62,6 +62,7 @@ class Core(ABC):
         min_peers: int = 1,
         period: float = 1.0,
         founding_time: float = 1.0,
+        newcomers_follow: bool = True,
         rng: Random,
         make_plan: PlanMaker | None = None,
     ) -> None:
@@ -72,6 +73,7 @@ class Core(ABC):
         self.min_peers = min_peers
         self.period = period
         self.founding_time = founding_time
+        self.newcomers_follow = newcomers_follow
         self.founds = founding_time < float("inf")
         self.make_plan = make_plan
         self._rng = rng
@@ -179,7 +181,7 @@ class Core(ABC):
             self.rec.voters,
             self.held.head if self.held else None,
             self.held_ballot,
-            self.view is not None and not self._on_base,
+            None if self.view is None or self._on_base else self._base,
             self.leaving,
         )
 

@@ -30,7 +30,7 @@ class Report:
         voters: of that record.
         held: a finished, uncommitted record, or None.
         held_ballot: the view in which ``held`` was last made ready.
-        fetching: it has not reached its view's base yet, so ``rec`` is none of that view's.
+        base: the history up to its view's base, while it has not reached that: then ``rec`` is none of the view's.
         leaving: it wants to leave.
     """
 
@@ -40,15 +40,13 @@ class Report:
     voters: tuple[MemberId, ...]
     held: RecordHead | None
     held_ballot: Ballot | None
-    fetching: bool = False
+    base: Lineage | None = None
     leaving: bool = False
 
     @property
     def top(self) -> Lineage:
         """The history that its view stands for: never a record that the view has given up."""
-        if self.view is None or not self.fetching:
-            return self.rec
-        return self.rec.upto(self.view.base)
+        return self.base or self.rec
 
     def to_cbor(self) -> Cbor:
         """Return it as a value for the codec."""
@@ -59,14 +57,14 @@ class Report:
             [v.to_cbor() for v in self.voters],
             None if self.held is None else self.held.to_cbor(),
             None if self.held_ballot is None else self.held_ballot.to_cbor(),
-            self.fetching,
+            None if self.base is None else self.base.to_cbor(),
             self.leaving,
         ]
 
     @staticmethod
     def from_cbor(value: Cbor) -> Report:
         """Read what ``to_cbor`` made. Raises ValueError on everything else."""
-        member, view, rec, voters, held, held_ballot, fetching, leaving = array(value, 8, "report")
+        member, view, rec, voters, held, held_ballot, base, leaving = array(value, 8, "report")
         read = optional(held, RecordHead.from_cbor)
         ballot = optional(held_ballot, Ballot.from_cbor)
         if (read is None) != (ballot is None):
@@ -78,7 +76,7 @@ class Report:
             tuple(items(voters, MemberId.from_cbor, "voters")),
             read,
             ballot,
-            boolean(fetching, "fetching"),
+            optional(base, Lineage.from_cbor),
             boolean(leaving, "leaving"),
         )
 
@@ -143,10 +141,13 @@ def decide(
     *,
     genesis: Genesis,
     min_peers: int,
+    newcomers_follow: bool = True,
 ) -> Decision:
     """Decide the view of ``ballot`` from the reports of all that answered; the proposer, ``ballot.proposer``, did.
 
-    ``view`` is the proposer's own, for seniority. The result depends on nothing else, in no order.
+    ``view`` is the proposer's own, for seniority. With ``newcomers_follow`` a newcomer follows until it has caught up with the
+    run's state; without, there is nothing to catch up with, and it contributes as soon as it has fetched the base.
+    The result depends on nothing else, in no order.
     """
     order = _seniority(ballot.proposer, view, reports)
     chosen = _base(order, reports)
@@ -166,7 +167,7 @@ def decide(
     if genesis.quorum == "survivors" and len(order) < min_peers:
         return Decision("wait", "too_few_peers", f"{len(order)} members report, min_peers is {min_peers}")
 
-    case = _Case(order, reports, base, carry, chosen.voters, genesis, [])
+    case = _Case(order, reports, base, carry, chosen.voters, genesis, newcomers_follow, [])
     members, leaving = _let_go(case)
     links = _links(view, wishes.broken, members, base)
     contributors = _contributors(case, members, wishes.late, links)
@@ -195,6 +196,7 @@ class _Case(NamedTuple):
     carry: RecordHead | None
     voters: tuple[MemberId, ...]
     genesis: Genesis
+    newcomers_follow: bool
     notes: list[Note]
 
     def suffices(self, members: Collection[MemberId]) -> bool:
@@ -271,6 +273,8 @@ def _contributors(
 ) -> tuple[MemberId, ...]:
     def able(m: MemberId) -> bool:
         report = case.reports[m]
+        if not case.newcomers_follow:
+            return True  # whoever lacks the base fetches it first
         if case.has_base(m):
             return report.view is not None or case.base.round == 0
         # It fetches first. A newcomer without state has genesis, which is no reason to count on it.

@@ -7,6 +7,7 @@ from hydra_allreduce.agreement.changes import Changes
 from hydra_allreduce.agreement.ids import Ballot, MemberId
 from hydra_allreduce.agreement.shape import MAX_MEMBERS
 from hydra_allreduce.agreement.view import Member
+from hydra_net.identity import PeerId
 
 MAX_SUSPECTS = 4 * MAX_MEMBERS
 
@@ -22,8 +23,12 @@ class Joining(Changes):
         self._remember(event.peer)
         if self.view is None:
             self._out.append(events.Send(event.peer, None, self._join_message()))
-        elif all(m.peer != event.peer for m in self.view.members):
+        elif event.peer not in self._inside():
             self._show(event.peer)
+
+    def _inside(self) -> dict[PeerId, None]:
+        """The peers that are in the view. One whose process is suspected may have started another."""
+        return {m.peer: None for m in self.view.members if m.id not in self.suspects} if self.view else {}
 
     def _show(self, peer: bytes) -> None:
         """Show a peer that is not in it the view: islands meet this way."""

@@ -27,6 +27,7 @@ class MemberMachine(Joining):
         period: a timer's wait is drawn from [period, 2 period), in seconds.
         founding_time: how long to look for others before making the first view, in seconds (up to twice that);
             infinity: this process only joins a run that exists.
+        newcomers_follow: whether a newcomer has to catch up with the state of the run before it contributes.
         rng: the source of all that is random here.
         make_plan: called with the last record (None before the first) and the view when this member coordinates, at
             each commit and each new view; what it returns travels beside the result.
@@ -187,7 +188,7 @@ class MemberMachine(Joining):
     def _look_for_islands(self) -> None:
         """Show the view to one peer that is not in it, another one each time."""
         assert self.view
-        inside = {m.peer for m in self.view.members}
+        inside = self._inside()
         for peer in self.contacts:
             if peer not in inside:
                 del self.contacts[peer]
