@@ -48,6 +48,7 @@ class MemberMachine(Joining):
         min_peers: int = 1,
         period: float = 1.0,
         founding_time: float = 1.0,
+        newcomers_follow: bool = True,
         rng: Random,
         make_plan: PlanMaker | None = None,
     ) -> None:
@@ -57,6 +58,7 @@ class MemberMachine(Joining):
             min_peers=min_peers,
             period=period,
             founding_time=founding_time,
+            newcomers_follow=newcomers_follow,
             rng=rng,
             make_plan=make_plan,
         )
