@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-
 import pytest
-
 
 from hydra_allreduce.agreement import Ballot, MemberId, events, messages
 from hydra_allreduce.testing import InvariantBroken, check

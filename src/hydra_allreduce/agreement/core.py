@@ -123,6 +123,7 @@ class Core(ABC):
         self._now = float("-inf")
         self._timer = float("-inf")
         self._founding_at: float | None = None
+        self._wire()
 
     # ------------------------------------------------------------------------------------------ what it is asked
 
@@ -267,6 +268,10 @@ class Core(ABC):
         self._do(events.Left(reason))
 
     # ------------------------------------------------------------------ what a rule needs of those that are built on it
+
+    @abstractmethod
+    def _wire(self) -> None:
+        """Say which method takes which event and message."""
 
     @abstractmethod
     def propose(self, extra: tuple[MemberId, ...] = ()) -> None:

@@ -145,9 +145,9 @@ def decide(
 ) -> Decision:
     """Decide the view of ``ballot`` from the reports of all that answered; the proposer, ``ballot.proposer``, did.
 
-    ``view`` is the proposer's own, for seniority. With ``newcomers_follow`` a newcomer follows until it has caught up with the
-    run's state; without, there is nothing to catch up with, and it contributes as soon as it has fetched the base.
-    The result depends on nothing else, in no order.
+    ``view`` is the proposer's own, for seniority. With ``newcomers_follow`` a newcomer follows until it has caught up
+    with the run's state; without, there is nothing to catch up with, and it contributes as soon as it has fetched the
+    base. The result depends on nothing else, in no order.
     """
     order = _seniority(ballot.proposer, view, reports)
     chosen = _base(order, reports)

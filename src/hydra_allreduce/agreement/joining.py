@@ -208,9 +208,16 @@ class Joining(Changes):
 
     def _settled(self) -> None:
         # No more than that: a leaver that this view had to keep must not make the next one at once, and again.
-        if self.leaving and self.view and self.view.coordinator == self.id and not self.round_running():
-            if self.view.base.id == self.rec.id and not self.sealed:
-                self._hand_over()
+        view = self.view
+        if (
+            self.leaving
+            and view
+            and view.coordinator == self.id
+            and view.base.id == self.rec.id
+            and not self.sealed
+            and not self.round_running()
+        ):
+            self._hand_over()
 
     def _promotable(self) -> bool:
         """Whether a follower is known to have caught up, or all but."""

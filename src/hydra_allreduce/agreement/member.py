@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 from hydra_allreduce.agreement import events, messages
-from hydra_allreduce.agreement.core import PlanMaker
-from hydra_allreduce.agreement.genesis import Genesis
 from hydra_allreduce.agreement.ids import MemberId
 from hydra_allreduce.agreement.joining import Joining
-from hydra_allreduce.agreement.view import Member
 
 JOIN_LAPSE = 4
 """Periods after which the wish to be let in lapses: two that ask each other must not wait for ever."""
@@ -40,28 +36,7 @@ class MemberMachine(Joining):
     must be kept for those that fetch; ``serve`` says which to give.
     """
 
-    def __init__(
-        self,
-        me: Member,
-        genesis: Genesis,
-        *,
-        min_peers: int = 1,
-        period: float = 1.0,
-        founding_time: float = 1.0,
-        newcomers_follow: bool = True,
-        rng: Random,
-        make_plan: PlanMaker | None = None,
-    ) -> None:
-        super().__init__(
-            me,
-            genesis,
-            min_peers=min_peers,
-            period=period,
-            founding_time=founding_time,
-            newcomers_follow=newcomers_follow,
-            rng=rng,
-            make_plan=make_plan,
-        )
+    def _wire(self) -> None:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Received: self._received,
             events.Contact: self._contact,

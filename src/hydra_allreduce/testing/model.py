@@ -23,7 +23,7 @@ class Model:
     Args:
         n: founders.
         joiners: how many more processes there are for ``Join``.
-        quorum, min_peers, tie_break: as of a group.
+        quorum, min_peers, tie_break, newcomers_follow: as of a member.
         founders: how many joiners make the first view; None: all ``n``.
         machine: the member's class; tests put broken ones here.
     """
@@ -37,25 +37,28 @@ class Model:
         min_peers: int = 1,
         tie_break: bool = False,
         founders: int | None = None,
+        newcomers_follow: bool = True,
         machine: Callable[..., MemberMachine] = MemberMachine,
     ) -> None:
         self.n = n
         self.joiners = joiners
         self.min_peers = min_peers
         self.genesis = Genesis("model", quorum=quorum, founders=founders or n, tie_break=tie_break)
+        self.newcomers_follow = newcomers_follow
         self.machine = machine
 
     def __repr__(self) -> str:
         g = self.genesis
         return (
             f"Model({self.n}, joiners={self.joiners}, quorum={g.quorum!r}, min_peers={self.min_peers}, "
-            f"tie_break={g.tie_break}, founders={g.founders})"
+            f"tie_break={g.tie_break}, founders={g.founders}, newcomers_follow={self.newcomers_follow})"
         )
 
     def run(self, schedule: Schedule, *, verbose: bool = False) -> Trace:
         """Run a schedule to its end and return what happened; ``check`` says whether it may."""
         trace = Trace(repr(self), schedule, self.genesis.quorum == "majority")
-        world = World(trace, self.genesis, self.machine, {"min_peers": self.min_peers}, verbose)
+        options = {"min_peers": self.min_peers, "newcomers_follow": self.newcomers_follow}
+        world = World(trace, self.genesis, self.machine, options, verbose)
         walk = _Walk(world, schedule)
         founders = [world.add(i) for i in range(self.n)]
         for i in range(self.joiners):
@@ -319,6 +322,7 @@ def random_run(seed: int, machine: Callable[..., MemberMachine] = MemberMachine)
         min_peers=rng.choice((1, 1, 1, 2)) if n > 1 and quorum == "survivors" else 1,
         tie_break=rng.random() < 0.7,
         founders=n if quorum == "majority" or rng.random() < 0.7 else rng.randint(1, n),
+        newcomers_follow=rng.random() < 0.6,
         machine=machine,
     )
     return model.run(random_schedule(rng, n, joiners))
