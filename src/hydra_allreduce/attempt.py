@@ -75,15 +75,22 @@ class Attempt:
         with self._scope:
             try:
                 async with AsyncExitStack() as stack:
-                    previous, next = await self._neighbours(stack)
+                    try:
+                        previous, next = await self._neighbours(stack)
+                    except _Failed:
+                        await self._next_start()  # a ring that does not run yet cannot have broken: nobody would listen
+                        raise
                     while True:
-                        await self._wake.wait()
-                        self._wake = anyio.Event()
-                        if (start := self._started) is not None:
-                            self._started = None
-                            await self._round(start, previous, next)
+                        await self._round(await self._next_start(), previous, next)
             except _Failed as failed:
                 self._reports.ring_failed(self, failed.neighbour, failed.dial_failed, failed.why)
+
+    async def _next_start(self) -> Start:
+        while self._started is None:
+            self._wake = anyio.Event()
+            await self._wake.wait()
+        start, self._started = self._started, None
+        return start
 
     async def _neighbours(self, stack: AsyncExitStack) -> tuple[ByteStream | None, ByteStream | None]:
         ring, attempt = self.view.ring, self.view.attempt
