@@ -9,7 +9,21 @@ python examples/mnist_swarm.py peer --join tcp://PEERID@HOST:4001
 
 import sys
 
-from swarm.cli import main
+
+def _main() -> int:
+    try:
+        # Imported late: a Ctrl-C in the second that this takes is no traceback either.
+        if sys.argv[1:] == ["child"]:
+            from swarm.child import main as child  # noqa: PLC0415
+
+            return child()
+        from swarm.cli import main  # noqa: PLC0415
+
+        return main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_main())

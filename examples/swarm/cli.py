@@ -1,16 +1,13 @@
-"""The program: a swarm of processes, one peer by hand, or one process of a swarm."""
+"""The program: a swarm of processes, or one peer by hand."""
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 
@@ -18,23 +15,19 @@ from swarm import data, plot, view
 from swarm.board import Board
 from swarm.errors import UserError
 from swarm.launcher import Launcher
-from swarm.leash import Leash
 from swarm.options import SwarmOptions, parse_peer, parse_swarm
-from swarm.reports import Failed, print_json
 from swarm.summary import Outcome, judge, record
-from swarm.work import Work, decode_join
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the program; returns its exit status.
 
-    0: everything went as it should. 1: it did not; the output says what. 2: it could not begin. 130: Ctrl-C.
+    0: everything went as it should. 1: it did not; the output says what. 2: it could not begin. 128 and the signal's
+    number: it was stopped, so 130 after Ctrl-C.
     """
     began = time.monotonic()
     try:
         match arguments:
-            case ["child"]:
-                return _child(Leash())
             case ["peer", *rest]:
                 return _peer(rest)
             case _:
@@ -42,9 +35,6 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"mnist_swarm.py: {error}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 def _swarm(options: SwarmOptions, began: float) -> int:
@@ -59,7 +49,7 @@ def _swarm(options: SwarmOptions, began: float) -> int:
     board = Board(options.peers, settings.rounds)
     shown = view.choose(board, title)
     try:
-        signum = _run(Launcher(options, settings, board, shown).run, options.backend)
+        signum = Launcher(options, settings, board, shown).run()
     finally:
         shown.close()
     if signum:
@@ -109,30 +99,8 @@ def _peer(arguments: Sequence[str]) -> int:
 
     options = parse_peer(arguments)
     try:
-        _run(partial(run_by_hand, options), options.backend)
+        anyio.run(run_by_hand, options, backend=options.backend)
     except HydraError as error:
         print(f"mnist_swarm.py: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _child(leash: Leash) -> int:
-    work = Work.decode(leash.line())
-    # Heavy imports come after the first line, so that the launcher's writes never wait for them.
-    from hydra_net import HydraError  # noqa: PLC0415
-    from swarm.peer import run_child  # noqa: PLC0415
-
-    try:
-        dataset = data.load(work.settings.data)
-        join = decode_join(leash.line()) if work.waits else []
-        leash.hold()
-        _run(partial(run_child, work, dataset, join, print_json), work.backend)
-    except (HydraError, UserError) as error:
-        code = error.code if isinstance(error, UserError) else 1
-        print_json(Failed(str(error), code))
-        return code
-    return 0
-
-
-def _run(main: Callable[[], Coroutine[Any, Any, Any]], backend: str) -> Any:
-    return anyio.run(main, backend=backend)

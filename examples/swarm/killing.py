@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from hydra_net.testing.faults import TripwireTransport
-
 from swarm.reports import Dying, Reporter
 from swarm.work import Work
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import anyio
 import anyio.abc
@@ -25,7 +26,7 @@ from swarm.work import Work, encode_join
 
 _PROGRAM = Path(__file__).resolve().parent.parent / "mnist_swarm.py"
 _LINE = 1 << 20
-_EVERY = 0.1  # seconds between two pictures while nothing is reported
+_EVERY = 0.1  # seconds between two looks at the view and the signals
 
 
 class Launcher:
@@ -39,20 +40,28 @@ class Launcher:
         self._join: list[str] = []
         self._joinable = anyio.Event()
         self._running = options.peers
+        self._stopped = 0
 
-    async def run(self) -> int:
+    def run(self) -> int:
         """Until every peer has ended. Returns the signal that ended it early, or 0.
 
         If a peer ends before the group was formed the rest would wait for it for ever, so all are ended then. On
-        SIGINT and SIGTERM, and when cancelled, all are ended before this returns.
+        SIGINT and SIGTERM all are ended before this returns.
         """
-        interrupted = [0]
+        # Handlers of our own from before the event loop to after it: no moment in which a Ctrl-C could get lost in it.
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            anyio.run(self._run, backend=self._options.backend)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._stopped
+
+    async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._signals, tasks.cancel_scope, interrupted)
-            tasks.start_soon(self._animate)
+            tasks.start_soon(self._tick, tasks.cancel_scope)
             for work in self._works():
                 tasks.start_soon(self._peer, work, tasks.cancel_scope)
-        return interrupted[0]
 
     def _works(self) -> list[Work]:
         """What each peer is to do. Peer ids ascend with the numbers: peer 0 founds the group and coordinates it."""
@@ -147,18 +156,15 @@ class Launcher:
                 return
             self._view.news(f"peer {number}: {line.decode(errors='replace')}")
 
-    async def _signals(self, everything: anyio.CancelScope, interrupted: list[int]) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for signum in signals:
-                interrupted[0] = signum
-                self._board.interrupted = True
-                everything.cancel()
-                return
-
-    async def _animate(self) -> None:
-        while True:
+    async def _tick(self, everything: anyio.CancelScope) -> None:
+        while not self._stopped:
             await anyio.sleep(_EVERY)
             self._view.refresh()
+        self._board.interrupted = True
+        everything.cancel()
+
+    def _stop(self, signum: int, _frame: FrameType | None) -> None:
+        self._stopped = signum
 
 
 def _environment() -> dict[str, str]:

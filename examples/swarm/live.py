@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from rich.console import Console, Group, RenderableType
@@ -22,7 +23,7 @@ _STATUS = {
     "killed": ("✝", "bold red"),
     "failed": ("✘", "bold red"),
 }
-_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 24
 _EVERY = 0.08  # seconds between two pictures
 
@@ -82,7 +83,7 @@ class LiveView:
         ):
             text.append(f"{label} ", style="dim")
             text.append(f"{value}   ", style="bold")
-        text.append("loss ", style="dim")
+        text.append("loss so far ", style="dim")
         text.append(self._sparkline(), style="cyan")
         return text
 
@@ -91,12 +92,12 @@ class LiveView:
         return sum(self._board.history[r].seconds for r in last) / len(last)
 
     def _sparkline(self) -> str:
-        """The loss over the whole run so far, in one line."""
-        losses = [self._board.history[r].loss for r in sorted(self._board.history)]
+        """The loss over the whole run so far, in one line; logarithmic."""
+        losses = [math.log(max(1e-6, self._board.history[r].loss)) for r in sorted(self._board.history)]
         if len(losses) > _WIDTH:
             losses = [losses[i * len(losses) // _WIDTH] for i in range(_WIDTH)]
-        top = max(losses) or 1.0
-        return "".join(_BLOCKS[min(8, max(1, round(8 * loss / top)))] for loss in losses)
+        low, high = min(losses), max(losses)
+        return "".join(_BLOCKS[round(7 * (loss - low) / ((high - low) or 1.0))] for loss in losses)
 
     def _peers(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, expand=True)

@@ -79,7 +79,7 @@ def _accuracy(panel: Axes, board: Board) -> None:
     measured = [(r, a) for r in _rounds(board) if (a := board.history[r].accuracy) is not None]
     panel.plot(*zip(*measured, strict=True) if measured else ([], []), color=_COLOURS[2], linewidth=1.5)
     panel.axhline(0.9, color=_GREY, linewidth=0.8, linestyle=":")
-    panel.text(1.0, 0.9, "0.90 ", color=_GREY, ha="right", va="bottom", transform=panel.get_yaxis_transform())
+    panel.text(0.01, 0.905, "0.90", color=_GREY, fontsize=8.5, va="bottom", transform=panel.get_yaxis_transform())
     panel.set_ylim(0, 1)
 
 
