@@ -160,19 +160,6 @@ class SmallerQuorum(MemberMachine):
         return super()._decide(_with(proposal, reports), wishes)
 
 
-class JoinersNeverGivenUp(MemberMachine):
-    """The wish to be let in never lapses, and a sponsor that is gone is asked for ever."""
-
-    def _suspect(self, member, cause) -> None:
-        sponsor = self.join_to
-        super()._suspect(member, cause)
-        self.join_to = sponsor
-
-    def _tick_outside(self) -> None:
-        self._join_periods = 0
-        super()._tick_outside()
-
-
 class DeafToJoins(MemberMachine):
     """Nobody is ever let in."""
 
@@ -195,7 +182,6 @@ FAULTS: tuple[type[MemberMachine], ...] = (
     CarryAtOnce,
     CarryNeedsAllHolders,
     CarryIgnored,
-    LowestHeldBallotWins,
     LowestBase,
     CallRollsOver,
     PromisesLowerBallots,
@@ -204,7 +190,6 @@ FAULTS: tuple[type[MemberMachine], ...] = (
     FetchesWhileSealed,
     EntersTwice,
     SmallerQuorum,
-    JoinersNeverGivenUp,
     DeafToJoins,
     NeverRepeats,
 )

@@ -268,6 +268,40 @@ def test_12_a_given_up_record_stands_for_nothing():
     s.end()
 
 
+def test_13_the_only_holder_of_the_base_stays():
+    s = Script(3)
+    s.call(0, 1, 2)
+    s.deliver(messages.Enter)
+    s.finish(0, 1, 2)
+    s.deliver(messages.Ready)
+    s.crash(0)  # it alone has committed
+    for i in (1, 2):
+        s.members[i].machine.held = s.members[i].kept = None  # and the others have lost what they held
+        s[i].held_ballot = None
+    s.deliver(messages.Commit, to=1)
+    s.lose(messages.Commit, to=2)
+    assert s[1].want
+    for ask in s.world.net:
+        s.members[0].alive = True
+        s.world.deliver(ask)
+    s.members[0].alive = False
+    s.world.net = [f for f in s.world.net if f[1] == s.members[1].index]
+    s.deliver(to=1)
+    assert s[1].rec.round == 2
+    assert s[2].rec.round == 1
+    s.tell(1, events.LeaveRequested())
+    s.suspect(1, 0)
+    s.suspect(2, 0)
+    s.deliver(messages.Suspect)
+    s.deliver(messages.Propose)
+    s.deliver(messages.Promise)
+    s.deliver(messages.Install)
+    assert not s[1].left
+    assert s[1].id in s[2].view.by_id, "it stays until 2 has its record"
+    s.end()
+    assert s[1].left
+
+
 def test_14_a_stranger_that_lists_me_in_a_later_view_is_none():
     s = Script(2, joiners=1)
     new = s.join(via=0)
@@ -368,13 +402,41 @@ def test_19_under_majority_a_pair_parts_after_one_more_record():
     s.end()
 
 
-def test_20_a_limit_of_survivors_is_reported():
+def test_20_a_fork_that_survivors_cannot_avoid_is_reported():
     s = Script(4)
     for late in (2, 3):
         s.tell(0, events.Late(s.members[late].id))
         s.deliver()
-        break
-    s.end()
+    assert s[0].view.ring == (s.members[0].id, s.members[1].id)
+    s.call(0, 1, 2, 3)
+    s.deliver(messages.Enter)
+    s.finish(0, 1)
+    s.deliver(messages.Ready)
+    x = s.members[0].rec
+    assert x.round == 2
+    s.lose(messages.Commit)
+    for of in (0, 1):
+        s.suspect(2, of)
+        s.suspect(3, of)
+    s.lose(to=0)
+    s.lose(to=1)
+    s.deliver()
+    assert s[2].view.ring == (s.members[2].id, s.members[3].id)
+    s.finish(2)
+    y = s[2].held
+    s.lose(messages.Ready)
+    s.tell(2, events.Contact(s.members[1].id.peer))
+    s.deliver(messages.Install, to=1)
+    s.deliver(messages.Join)
+    s.tick(2)  # the round runs, so the joiner had to wait for the timer
+    s.deliver(messages.Propose)
+    s.deliver(messages.Promise)
+    assert s[2].view.carry == y.head, "it was made ready in the later view"
+    s.deliver()
+    assert s[1].rec.id == y.id
+    trace = s.end()  # everything holds but for this:
+    assert (x.id, y.id) in trace.excused, "1 has certified both"
+    assert (s.members[0].id, (2,)) in trace.superseded, "and 0, which returned the other, is told"
 
 
 def test_highest_held_ballot_is_carried():

@@ -208,7 +208,8 @@ class Changes(Rounds):
         self.entered = None
         self.ready = {}
         self.in_round = {}
-        self.late = {}
+        if view.coordinator != self.id:
+            self.late = {}
         self.links = {}
         self.caught_up = {}
         self.joins = {m: member for m, member in self.joins.items() if m not in view.by_id}

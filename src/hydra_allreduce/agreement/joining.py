@@ -191,9 +191,11 @@ class Joining(Changes):
 
     def _late(self, event: events.Late) -> None:
         view = self.view
-        if view and view.coordinator == self.id and not self.sealed and not self.proposal and event.member in view.ring:
-            self.late = {event.member: None}
-            self.propose()
+        if view and view.coordinator == self.id and event.member in view.ring and (self.proposal or not self.sealed):
+            # It stays late until the round is decided: of several late members each would else let the other in again.
+            self.late[event.member] = None
+            if not self.proposal:
+                self.propose()
 
     # ------------------------------------------------------------------------------------------------------- wishes
 

@@ -282,6 +282,7 @@ class Rounds(Core):
         self._on_base = self._joined = True
         self._spoiled = False
         self._breaks = 0
+        self.late = {}
         self._waiting = None
         self.ready = {m: head for m, head in self.ready.items() if head.round > record.round}
         self._do(events.Commit(record, answered, jumped))
