@@ -304,3 +304,27 @@ async def test_sending_after_the_end_was_sent_is_an_error():
             await a.send(b"x")
         with pytest.raises(anyio.ClosedResourceError):
             a.try_send([b"x"])
+
+
+@pytest.mark.anyio
+async def test_wait_any_for_both_directions_of_one_stream_wakes_for_either():
+    async with connected(tcp()) as (a, b):
+        while a.try_send([bytes(100_000)]):
+            pass
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_any, [a], [a])
+                await anyio.wait_all_tasks_blocked()
+                await b.send(b"x")
+            assert await receive_exactly(a, 1) == b"x"
+            async with anyio.create_task_group() as tasks:
+
+                async def drain():
+                    await anyio.wait_all_tasks_blocked()
+                    async for _ in b:
+                        pass
+
+                tasks.start_soon(drain)
+                await wait_any([a], [a])
+                assert a.try_send([b"y"]) == 1
+                tasks.cancel_scope.cancel()
