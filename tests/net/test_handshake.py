@@ -451,6 +451,16 @@ async def test_a_secure_stream_passes_everything_through():
 
 
 @pytest.mark.anyio
+async def test_a_full_secure_stream_is_waited_for_on_the_stream_below():
+    async with stream_pair() as (one, two):
+        a, _ = await both(one, two)
+        while a.try_send([bytes(100_000)]) is not None:
+            pass
+        assert not a.ready_to_send()
+        assert a.waits_on() is one
+
+
+@pytest.mark.anyio
 async def test_hanging_up_in_the_middle_is_an_error_of_its_own():
     async with stream_pair() as (one, two):
         await two.aclose()

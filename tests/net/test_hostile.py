@@ -102,7 +102,7 @@ async def test_slow_handshakes_end_attack_13_slowloris():
 
 
 async def test_half_open_connections_keep_nobody_out_attack_14_connection_flood():
-    async with scene(half_open=8) as (victim, _):
+    async with scene(half_open=8, handshake=1000) as (victim, _):
         streams = [await raw(victim) for _ in range(100)]
         async with Node(listen=[]) as newcomer:
             with anyio.fail_after(30):

@@ -315,6 +315,7 @@ async def test_connecting_again_keeps_the_connection(world):
         with b.handle("echo", echo):
             async with world.node("a") as a:
                 await a.connect(b.addresses[0])
+                (connection,) = a._opened[0]._peers[b.id].connections
                 await a.connect(b.addresses[0].without_peer())
                 await a.call(b.id, "echo")
                 async with anyio.create_task_group() as tasks:
@@ -322,6 +323,7 @@ async def test_connecting_again_keeps_the_connection(world):
                         for _ in range(3):
                             tasks.start_soon(a.connect, address)
                 await a.call(b.id, "echo")
+                assert a._opened[0]._peers[b.id].connections == [connection]
         assert await anext(events) == PeerConnected(a.id)
         assert isinstance(await anext(events), PeerDisconnected)  # when a left, and not before
 
@@ -485,7 +487,7 @@ async def test_the_connection_used_the_longest_ago_goes_when_there_are_too_many(
         world.node("a") as a,
         world.node("b") as b,
         world.node("c") as c,
-        world.node("hub", limits=Limits(connections=2)) as hub,
+        world.node("hub", limits=Limits(connections=2, handshake=1000)) as hub,
         hub.events() as events,
     ):
         with a.handle("echo", echo), b.handle("echo", echo), c.handle("echo", echo):
@@ -493,7 +495,8 @@ async def test_the_connection_used_the_longest_ago_goes_when_there_are_too_many(
             await hub.connect(b.addresses[0])
             await hub.call(a.id, "echo")  # so b's is the one
             await hub.connect(c.addresses[0])
-            seen = [await anext(events) for _ in range(4)]
+            with anyio.fail_after(20):
+                seen = [await anext(events) for _ in range(4)]
             assert [type(event) for event in seen] == [PeerConnected] * 3 + [PeerDisconnected]
             assert seen[3].peer == b.id
             assert "more than 2" in str(seen[3].cause)

@@ -8,6 +8,7 @@ import pytest
 
 from hydra_net import (
     Address,
+    ByteStream,
     ConnectionLost,
     Identity,
     Limits,
@@ -24,10 +25,44 @@ def identity(name):
     return Identity.from_seed(name.encode().ljust(32, b"-"))
 
 
-def node(network, name, **options):
+class Late(ByteStream):
+    """What comes in on this stream is read late: what is sent on another one can overtake it."""
+
+    def __init__(self, stream, seconds):
+        self._stream, self._seconds = stream, seconds
+
+    async def receive(self, max_bytes=65536):
+        data = await self._stream.receive(max_bytes)
+        await anyio.sleep(self._seconds)
+        return data
+
+    async def send(self, item):
+        await self._stream.send(item)
+
+    async def send_eof(self):
+        await self._stream.send_eof()
+
+    async def aclose(self):
+        await self._stream.aclose()
+
+
+class LateIncoming:
+    """A transport whose accepted connections are late, those dialled are not."""
+
+    def __init__(self, inner, seconds):
+        self.inner, self.schemes, self.seconds = inner, inner.schemes, seconds
+
+    async def dial(self, address):
+        return await self.inner.dial(address)
+
+    async def serve(self, address, handler, *, task_status):
+        await self.inner.serve(address, lambda stream: handler(Late(stream, self.seconds)), task_status=task_status)
+
+
+def node(network, name, slow=0.0, **options):
     return Node(
         listen=[f"memory://{name}:1"],
-        transports=[network.host(name)],
+        transports=[LateIncoming(network.host(name), slow) if slow else network.host(name)],
         identity=identity(name),
         rng=Random(name),
         **options,
@@ -72,18 +107,21 @@ def settled(node, peer):
 async def simultaneous(seed, delay):
     """Both dial at (almost) the same time, and both post and call all along."""
     network = MemoryNetwork(seed=seed, latency=0.05, jitter=0.02)
-    async with node(network, "a") as a, node(network, "b") as b:
+    async with node(network, "a", slow=0.2) as a, node(network, "b", slow=0.2) as b:
         ra, rb = Recorder(a), Recorder(b)
         a.learn(b.id, [address("b")])
         b.learn(a.id, [address("a")])
         answers = []
 
+        async def ask(one, other, number):
+            answers.append(await one.call(other.id, "echo", number))
+
         async def talk(one, other, wait):
             await anyio.sleep(wait)
-            for number in range(40):
+            for number in range(120):
                 assert one.post(other.id, "post", number)
-                if number % 8 == 0:
-                    answers.append(await one.call(other.id, "echo", number))
+                if number % 24 == 0:
+                    tasks.start_soon(ask, one, other, number)
                 await anyio.sleep(0.01)
 
         with ra, rb, a.handle("echo", echo), b.handle("echo", echo):
@@ -100,18 +138,15 @@ async def simultaneous(seed, delay):
 
 
 def test_simultaneous_dials_end_in_one_connection_and_nothing_is_lost_overtaken_or_told_wrongly():
-    both = 0
     for seed in range(40):
         delay = seed % 8 * 0.02  # from exactly at once to after the other's dial has arrived
         posts_a, posts_b, events_a, events_b, answers, connections = simulate(simultaneous, seed, seed, delay)
-        assert posts_a == list(range(40))
-        assert posts_b == list(range(40))
+        assert posts_a == list(range(120))
+        assert posts_b == list(range(120))
         assert events_a == [PeerConnected(identity("b").id)]
         assert events_b == [PeerConnected(identity("a").id)]
         assert len(answers) == 10
         assert connections == [1, 1]
-        both += delay == 0
-    assert both
 
 
 def test_simultaneous_dials_do_happen_in_that_test(monkeypatch):
@@ -239,7 +274,7 @@ def test_a_short_partition_loses_nothing():
 
 
 async def restart():
-    """The peer comes back as another process under the same identity; this side still holds the old connection."""
+    """The peer loses its power and comes back as another process; this side hears nothing of the end."""
     network = MemoryNetwork(latency=0.01)
     async with node(network, "a") as a, a.events() as events:
         async with anyio.create_task_group() as tasks:
@@ -254,24 +289,23 @@ async def restart():
             await started.wait()
             await a.connect(address("b"))
             assert await anext(events) == PeerConnected(identity("b").id)
-            network.partition([["a"], ["b"]])  # a hears nothing of the end
+            network.vanish("b")
             tasks.cancel_scope.cancel()
-        async with node(network, "b", limits=Limits(keep_alive=5)) as b:
+        # The same identity at another host: the old connection stays as silent as a machine without power.
+        elsewhere = Node(listen=["memory://c:1"], transports=[network.host("c")], identity=identity("b"), rng=Random(1))
+        async with elsewhere as b:
             rb = Recorder(b)
             with rb:
-                network.heal()
-                begun = anyio.current_time()
                 await b.connect(address("a"))
                 await anyio.sleep(0.1)
                 assert a.post(b.id, "post", 1)
                 await anyio.sleep(0.1)
-                return rb.posts, anyio.current_time() - begun, len(settled(a, b.id))
+                return rb.posts, len(settled(a, b.id))
 
 
 def test_a_restarted_peer_replaces_its_old_connection_at_once():
-    posts, seconds, connections = simulate(restart)
+    posts, connections = simulate(restart)
     assert posts == [1]
-    assert seconds < 1
     assert connections == 1
 
 
