@@ -5,6 +5,7 @@ from __future__ import annotations
 from hydra_allreduce.agreement import events, messages
 from hydra_allreduce.agreement.changes import Changes
 from hydra_allreduce.agreement.ids import Ballot, MemberId
+from hydra_allreduce.agreement.quorum import is_certified
 from hydra_allreduce.agreement.shape import MAX_MEMBERS
 from hydra_allreduce.agreement.view import Member
 from hydra_net.identity import PeerId
@@ -205,7 +206,7 @@ class Joining(Changes):
             return
         if self.leaving:
             self._hand_over()
-        elif self.joins or self.leavers or self._promotable():
+        elif self.joins or self.leavers or self._promotable() or self._cannot_certify():
             self.propose()
 
     def _settled(self) -> None:
@@ -226,7 +227,12 @@ class Joining(Changes):
         view = self.view
         assert view
         unlinked = {m for link in view.avoid for m in (link.a, link.b)}
-        return any(m not in unlinked and self.caught_up.get(m) in (self.rec.id, self.rec.prev) for m in view.followers)
+        near = {**self.caught_up, self.id: self.rec.id}
+        return any(m not in unlinked and near.get(m) in (self.rec.id, self.rec.prev) for m in view.followers)
+
+    def _cannot_certify(self) -> bool:
+        """Whether the view's contributors are too few for the next round: its voters are others than the base's."""
+        return self.majority and not is_certified(self._ring(), self.rec.voters, self.genesis)
 
     def _status(self) -> None:
         """Tell the leader what this member has."""

@@ -145,6 +145,7 @@ class MemberMachine(Joining):
             or self.joins
             or any(m in self.suspects for m in view.by_id)
             or self._may_let_go()
+            or (self.want is None and self._cannot_certify())
         ):
             self.propose()
         else:

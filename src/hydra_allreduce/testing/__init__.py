@@ -1,8 +1,8 @@
 """Test a group, and what you build on one, against everything that can go wrong.
 
 At model level: ``Model(n).run(schedule)`` runs real members without any I/O, and ``check(trace)`` says what must hold.
-``schedule.as_code()`` prints a snippet that runs it again. ``testing.strategies.schedules()`` is a Hypothesis strategy, and
-the only thing here that needs Hypothesis.
+``schedule.as_code()`` prints a snippet that runs it again. ``testing.strategies.schedules()`` is a Hypothesis strategy,
+and the only thing here that needs Hypothesis.
 """
 
 from hydra_allreduce.testing.invariants import ALL, InvariantBroken, check, violations
