@@ -12,81 +12,24 @@ long as the transport does; run the checks under a time limit.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 
-from hydra_net.address import Address
 from hydra_net.errors import DialError
-from hydra_net.transports.stream import ByteStream, Transport, receive_exactly, wait_any
+from hydra_net.testing.connecting import Setup, connected, serving
+from hydra_net.transports.stream import ByteStream, receive_exactly, wait_any
 
-__all__ = ["CHECKS", "Setup", "connected"]
+__all__ = ["CHECKS", "Setup", "connected", "serving"]
 
 _BIG = 3_000_000  # bytes: a large transfer
 _TOO_MUCH = 24_000_000  # bytes: more than a transport takes while nobody receives
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What is checked: ``client`` dials what ``server`` serves at ``listen`` (port 0 for a free one)."""
-
-    server: Transport
-    client: Transport
-    listen: Address
-
-
 Check = Callable[[Setup], Awaitable[None]]
-
-
-@asynccontextmanager
-async def connected(setup: Setup) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
-    """A dialled stream and the accepted one that belongs to it, both closed at the end."""
-    accepted: list[ByteStream] = []
-    arrived, finished = anyio.Event(), anyio.Event()
-
-    async def handler(stream: ByteStream) -> None:
-        accepted.append(stream)
-        arrived.set()
-        await finished.wait()
-
-    async with serving(setup, handler) as addresses:
-        client = await setup.client.dial(addresses[0])
-        try:
-            await arrived.wait()
-            yield client, accepted[0]
-        finally:
-            finished.set()
-            with anyio.CancelScope(shield=True):
-                await client.aclose()
-
-
-@asynccontextmanager
-async def serving(setup: Setup, handler: Callable[[ByteStream], Awaitable[None]]) -> AsyncIterator[Sequence[Address]]:
-    """The addresses of a server that runs ``handler`` until the end of the block."""
-    failure: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
-        addresses: Sequence[Address] = await tasks.start(_serve, setup, handler)
-        try:
-            yield addresses
-        except BaseException as error:  # noqa: BLE001 - raised again below, bare instead of inside an exception group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-
-
-async def _serve(
-    setup: Setup,
-    handler: Callable[[ByteStream], Awaitable[None]],
-    *,
-    task_status: anyio.abc.TaskStatus[Sequence[Address]],
-) -> None:
-    await setup.server.serve(setup.listen, handler, task_status=task_status)
 
 
 # ---------------------------------------------------------------------- data
