@@ -63,8 +63,8 @@ class Incoming:
         """Serve one connection until it ends. Raises nothing that a peer can cause."""
         try:
             secured = None if self._closed else await self._shake_hands(stream)
-            if secured is None or self._closed:
-                return
+            if secured is None or self._closed or secured.local_hello.refused is not None:
+                return  # whoever goes on after a refusal is hung up on
             purpose = secured.remote_hello.purpose
             if purpose == RPC:
                 await self._serve_rpc(secured)

@@ -278,6 +278,34 @@ async def test_a_flood_of_posts_at_full_speed_leaves_others_served():
         await stream.aclose()
 
 
+async def test_a_flood_in_one_piece_lets_others_take_turns():
+    """Many messages that arrive at once are handled a few at a time."""
+    async with scene() as (victim, _):
+        taken, between, largest = 0, 0, 0
+
+        def take(caller, body):
+            nonlocal taken, between, largest
+            taken += 1
+            between += 1
+            largest = max(largest, between)
+
+        async def another():
+            nonlocal between
+            while True:
+                between = 0
+                await anyio.lowlevel.checkpoint()
+
+        with victim.handle_inline("take", take):
+            stream = await verified(victim)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(another)
+                await stream.send(encode_frame(encode([3, "take", None])) * 4000)
+                await until(lambda: taken == 4000)
+                tasks.cancel_scope.cancel()
+            await stream.aclose()
+        assert largest <= 200
+
+
 async def test_more_connections_than_allowed_do_not_pile_up_attack_14():
     """Many identities: the victim keeps the bound, and who is in use stays."""
     async with scene(connections=8) as (victim, honest), AsyncExitStack() as stack:
@@ -308,8 +336,9 @@ async def test_streams_opened_and_left_alone_are_bounded_attack_14():
             await until(lambda: opened == 3)
             refused = await verified(victim, "stream:hold")
             assert refused.remote_hello.refused[0] == "busy"
-            for stream in [*streams, refused]:
+            for stream in streams:
                 await stream.aclose()
+            await hung_up(refused)  # though there is room by now
         assert opened == 3
 
 
