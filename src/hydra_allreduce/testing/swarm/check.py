@@ -185,7 +185,12 @@ def in_order(trace: Trace) -> Iterator[str]:
 
 
 def departures_named(trace: Trace) -> Iterator[str]:
-    """I8: whoever was in a result and is not in the next one is named with a cause, or is a follower of the view."""
+    """I8: whoever was in a result and is not in the next one is named with a cause, or was a follower when it was made.
+
+    That is told to those who contributed: who did not may have been outside of the view that made the result, and knows
+    by ``contributed`` that it missed something. After an error that says so there is no result before either.
+    """
+    views = _views(trace)
     for index in range(len(trace.peers)):
         known: dict[PeerId, str] = {}
         last: Returned | None = None
@@ -195,18 +200,21 @@ def departures_named(trace: Trace) -> Iterator[str]:
             match h:
                 case Gone(who=who, cause=cause):
                     known[who] = cause
+                case Raised() | Superseded():
+                    last = None
                 case Returned():
                     known.update({who: lost.cause for who, lost in h.lost})
+                    there = dict(h.contributors)
                     for who, lost in h.lost:
-                        if lost.contributed != (who in dict(h.contributors)):
+                        if lost.contributed != (who in there):
                             yield f"I8 round {h.round} of peer {index} says wrongly whether one that went is in it"
-                    followers = [m.peer for m in h.view.followers]
-                    for who, _ in last.contributors if last else ():
-                        if who not in dict(h.contributors) and who not in followers and not known.get(who):
+                    origin = views.get(h.record.ballot, h.view)
+                    excused = {m.peer: None for view in (h.view, origin) for m in view.followers}
+                    for who, _ in last.contributors if last and h.contributed else ():
+                        if who not in there and who not in excused and not known.get(who):
                             gone = trace.peers.index(who)
                             yield f"I8 peer {index} was not told why peer {gone} is not in round {h.round}"
-                    if last is not None and not h.contributors:
-                        yield f"I8 round {h.round} of peer {index} names no contributors"
+                    known = {who: cause for who, cause in known.items() if who not in there or who in dict(h.lost)}
                     last = h
 
 
@@ -217,7 +225,10 @@ def one_history(trace: Trace) -> Iterator[str]:
         return
     over = trace.began + trace.schedule.over
     common: dict[RecordId, None] | None = None
+    short = [raised.peer for raised in trace.raised if raised.error == "TooFewPeers"]
     for index in trace.finished:
+        if index in short:
+            continue  # it has given up
         mine = {r.record.id: None for r in trace.returned if r.peer == index and r.time > over}
         common = mine if common is None else {id: None for id in common if id in mine}
     if common is not None and not common:
