@@ -7,7 +7,13 @@ python examples/mnist_swarm.py --founders 5 --listen tcp://0.0.0.0:4001      and
 python examples/mnist_swarm.py peer --join tcp://PEERID@HOST:4001
 """
 
+import os
 import sys
+
+# Linear algebra on one thread, unless the user wants more: the matrices are small, the processes share few cores.
+# It has to be said before numpy is imported, here and in the processes that are started from here.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 
 def _main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.reports import Death, Dying, Failed, Finished, Joined, Listening, Report, RoundDone
@@ -73,6 +74,11 @@ class Board:
     def number(self, peer: str) -> int | None:
         """The number of a peer that was started here."""
         return next((p.number for p in self.peers if p.id == peer), None)
+
+    def in_order(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The same sizes, those of the peers started here first and by number."""
+        numbers = {peer.id: peer.number for peer in self.peers}
+        return dict(sorted(sizes.items(), key=lambda item: numbers.get(item[0], len(numbers))))
 
     def apply(self, number: int, report: Report) -> list[str]:
         """Take in a report of peer ``number``; returns what is worth telling a person, as lines."""

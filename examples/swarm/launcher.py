@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
@@ -68,12 +67,14 @@ class Launcher:
         options = self._options
         drawn = [secrets.token_bytes(32) for _ in range(options.peers)]
         drawn.sort(key=lambda secret: Identity.from_seed(secret).id)
+        siblings = [str(Identity.from_seed(secret).id) for secret in drawn]
         kills = kill_rounds(options.kill, self._settings.rounds, self._settings.seed)
         elsewhere = replace(Address.parse(options.listen), port=0)
         return [
             Work(
                 settings=self._settings,
                 number=number,
+                siblings=siblings,
                 secret=secret.hex(),
                 listen=str(elsewhere) if number else options.listen,
                 waits=number > 0,
@@ -92,7 +93,6 @@ class Launcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
             start_new_session=True,  # a Ctrl-C on the terminal is the launcher's alone
         )
         async with process:  # leaving early kills the process and waits for it
@@ -165,9 +165,3 @@ class Launcher:
 
     def _stop(self, signum: int, _frame: FrameType | None) -> None:
         self._stopped = signum
-
-
-def _environment() -> dict[str, str]:
-    """This environment, with one thread for linear algebra per process: several processes share few cores."""
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, **single}

@@ -48,7 +48,7 @@ class PeerOptions:
         data: where the data set is on this machine, if elsewhere than on the others'.
         delay, slow: as in ``SwarmOptions``, for this peer.
         backend: "trio" or "asyncio".
-        listen: where to listen.
+        listen: where to listen; None: where the peers in ``join`` can reach us.
     """
 
     join: tuple[str, ...]
@@ -57,7 +57,7 @@ class PeerOptions:
     delay: float = 0.0
     slow: float = 1.0
     backend: str = "trio"
-    listen: str = "tcp://127.0.0.1:0"
+    listen: str | None = None
 
 
 def parse_swarm(arguments: Sequence[str]) -> SwarmOptions:
@@ -99,6 +99,9 @@ def parse_swarm(arguments: Sequence[str]) -> SwarmOptions:
         for number in numbers:
             if not 0 <= number < peers:
                 raise UserError(f"{option} {number}: the peers are numbered 0 to {peers - 1}")
+    for number, factor in slow.items():
+        if factor < 1:
+            raise UserError(f"--slow {number}:{factor:g}: give a factor of at least 1")
     if len(kill) >= peers:
         raise UserError("--kill: at least one peer has to survive")
     settings = _settings(given, founders=given.founders or peers)
@@ -108,7 +111,8 @@ def parse_swarm(arguments: Sequence[str]) -> SwarmOptions:
         raise UserError(f"--batch {settings.batch}: {settings.founders} peers need at least one image each")
     if kill and settings.rounds < 3 * len(kill):
         raise UserError(f"--rounds {settings.rounds}: too few to lose {len(kill)} peers in; at least {3 * len(kill)}")
-    return SwarmOptions(settings, peers, kill, delay, slow, given.backend, given.listen, given.json, given.plot)
+    listen = given.listen or "tcp://127.0.0.1:0"
+    return SwarmOptions(settings, peers, kill, delay, slow, given.backend, listen, given.json, given.plot)
 
 
 def parse_peer(arguments: Sequence[str]) -> PeerOptions:
@@ -143,7 +147,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizer", choices=SIZERS, default=defaults.sizer, help="how a batch is shared out (equal)")
     parser.add_argument("--seed", type=_at_least(0), default=defaults.seed, metavar="N", help="seed of everything (1)")
     parser.add_argument("--backend", choices=("trio", "asyncio"), default="trio", help="event loop (trio)")
-    parser.add_argument("--listen", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="where to listen for peers")
+    parser.add_argument("--listen", metavar="ADDRESS", help="where to listen, as in tcp://0.0.0.0:4001")
     parser.add_argument(
         "--data", metavar="DIR|digits", help="directory with MNIST's four IDX files, or scikit-learn's digits"
     )

@@ -38,6 +38,7 @@ async def run_child(work: Work, dataset: Dataset, join: Sequence[str], report: R
     async with Node(listen=[work.listen], identity=identity, transports=transports) as node:
         report(_listening(node))
         trainer = Trainer(node, work.settings, dataset, report, delay=work.delay, slow=work.slow)
+        trainer.siblings = work.siblings
         if tripwire is not None:
             trainer.before_reduce = Doom(tripwire, work, report).before_reduce
         await trainer.run(join)
@@ -51,7 +52,7 @@ async def run_by_hand(options: PeerOptions) -> None:
         UserError: the data here are not those of the run.
     """
     report = PrintText()
-    async with Node(listen=[options.listen]) as node:
+    async with Node(listen=[options.listen or _reachable(options.join)]) as node:
         settings = options.settings
         if options.join:
             settings = await _ask(node, options.join)
@@ -69,6 +70,7 @@ class Trainer:
     """The training loop of one peer.
 
     Attributes:
+        siblings: peers whose reports go to one place; of these the first one left measures the accuracy on the way.
         before_reduce: called before each all-reduce with the round, the number of peers and the bytes of a gradient.
     """
 
@@ -84,6 +86,7 @@ class Trainer:
         self._rounds = 0
         self._network = Network(dataset.train_x.shape[1], seed=settings.seed)
         self._batches = Batches(len(dataset.train_x), seed=settings.seed)
+        self.siblings: Sequence[str] = ()
         self.before_reduce: Callable[[int, int, int], None] | None = None
 
     async def run(self, join: Sequence[str]) -> None:
@@ -131,15 +134,17 @@ class Trainer:
         return gradient, loss, time.perf_counter() - began
 
     def _done(self, result: Reduction[dict[str, np.ndarray]], busy: float, seconds: float) -> RoundDone:
-        coordinator = result.view.members[0].peer
-        every = max(5, self._settings.rounds // 40)  # the coordinator measures, and falls behind a little by it
-        measure = coordinator == self._node.id and (result.round % every == 0 or result.round == 1)
+        present = [str(member.peer) for member in result.view.members]
+        first = next((peer for peer in self.siblings if peer in present), None)
+        # Not often: whoever measures falls behind the others by it.
+        due = result.round == 1 or result.round % max(5, self._settings.rounds // 40) == 0
+        measure = due and first == str(self._node.id)
         return RoundDone(
             round=result.round,
             loss=result.metrics.get("loss", 0.0),
             attempts=result.attempts,
             world_size=result.view.world_size,
-            coordinator=str(coordinator),
+            coordinator=present[0],
             sizes={str(peer): round(weight) for peer, weight in result.contributors.items()},
             lost={str(peer): Death(lost.cause, lost.contributed) for peer, lost in result.lost.items()},
             seconds=seconds,
@@ -164,6 +169,12 @@ async def _ask(node: Node, join: Sequence[str]) -> Settings:
             return Settings.from_cbor(settings)
         case _:
             raise UserError(f"the peer at {join[0]} answers in another way than this program; use the same version")
+
+
+def _reachable(join: Sequence[str]) -> str:
+    """Where the others can reach us too: on this machine alone if they are on it."""
+    here = all(Address.parse(address).host in {"127.0.0.1", "localhost"} for address in join)
+    return "tcp://127.0.0.1:0" if here else "tcp://0.0.0.0:0"
 
 
 def _listening(node: Node) -> Listening:

@@ -97,11 +97,13 @@ def _sizes(panel: Axes, board: Board) -> None:
 
 
 def _world(panel: Axes, board: Board) -> None:
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
     panel.set_title("Peers in the group")
     sizes = [board.history[r].world_size for r in _rounds(board)]
     panel.step(_rounds(board), sizes, where="mid", color=_COLOURS[5], linewidth=1.8)
     panel.set_ylim(0, max(sizes, default=1) + 1)
-    panel.yaxis.get_major_locator().set_params(integer=True)
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _deaths(panel: Axes, board: Board, *, labelled: bool) -> None:

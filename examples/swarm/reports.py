@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -122,8 +121,7 @@ def print_json(report: Report) -> None:
 class PrintText:
     """To a person, over standard output: the first rounds, then every tenth of the run, and whatever happens."""
 
-    def __init__(self, name: Mapping[str, str] | None = None) -> None:
-        self._names = name or {}
+    def __init__(self) -> None:
         self.rounds = 0  # of the whole run, once known
 
     def __call__(self, report: Report) -> None:

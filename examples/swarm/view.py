@@ -56,10 +56,11 @@ class PlainView:
             return
         self._shown = latest.round
         accuracy = "-" if self._board.accuracy is None else f"{self._board.accuracy:.3f}"
-        sizes = " ".join(f"{self._board.name(peer)}: {size}" for peer, size in latest.sizes.items())
+        sizes = self._board.in_order(latest.sizes).items()
+        jobs = "  ".join(f"{self._board.name(peer)}: {size}" for peer, size in sizes)
         print(
             f"round {latest.round:>4}/{self._board.rounds}  loss {latest.loss:.3f}  accuracy {accuracy}  "
-            f"{latest.world_size} peers  {latest.seconds * 1e3:.0f} ms  {sizes}",
+            f"{latest.world_size} peers  {latest.seconds * 1e3:.0f} ms  {jobs}",
             flush=True,
         )
 

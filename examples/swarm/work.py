@@ -15,6 +15,7 @@ class Work:
     Attributes:
         settings: what all peers agree on.
         number: which peer of its launcher this is.
+        siblings: the ids of all peers of the launcher, by number.
         secret: the seed of its identity, 32 bytes in hexadecimal.
         listen: where it listens.
         waits: whether its launcher will send addresses to join on a second line.
@@ -26,6 +27,7 @@ class Work:
 
     settings: Settings
     number: int
+    siblings: list[str]
     secret: str
     listen: str
     waits: bool
