@@ -132,28 +132,6 @@ def changed(schedule: Schedule, *, faults: tuple[Fault, ...]) -> Schedule:
     )
 
 
-# ------------------------------------------------------------------------------------------------ what came out of it
-
-
-def test_a_neighbour_that_has_left_does_not_break_the_group() -> None:
-    """Its node still answered, its group did not: the stream to it was refused, and the refusal ended the group."""
-    check(
-        Swarm(4, rounds=4, op="sum", min_peers=2).run(
-            Schedule(1210484339, bandwidth=1e9, window=65536, compute=(0.01, 0.4, 0.0, 0.4), faults=(Kill(1.8264, 0),))
-        )
-    )
-
-
-def test_a_link_that_breaks_before_the_first_round_is_noticed_in_it() -> None:
-    """The stream to the next member was reset while it was opened, nobody was in a round yet, and the report was lost:
-    the first call of each member hung."""
-    check(
-        Swarm(3, rounds=4, op="sum").run(
-            Schedule(3053728006, latency=0.02, window=65536, compute=(0.1,), faults=(Reset(0.011, 0, 2),))
-        )
-    )
-
-
 # ------------------------------------------------------------------------------------------------ the kit itself
 
 
