@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from hydra_allreduce.agreement import Genesis, Member, MemberMachine, events, messages
+from hydra_allreduce.agreement import Ballot, Genesis, Member, MemberMachine, events, messages
 from hydra_allreduce.testing import Crash, Model, Schedule, check
 from hydra_allreduce.testing.settle import settle
 from hydra_allreduce.testing.trace import Trace
@@ -135,3 +135,18 @@ def test_a_crash_while_founding():
     for seed in range(60):
         model = Model(4, founders=2)
         check(model.run(Schedule(seed=seed, founding="wild", steps=150, faults=(Crash(seed, seed % 4),))))
+
+
+def test_who_is_being_let_in_does_not_found():
+    a, b = (Member(PeerId(bytes([i]) * 32), i) for i in (1, 2))
+    machine = MemberMachine(a, Genesis("run"), rng=Random(1))
+    machine.handle(events.Tick(), 0.0)
+    proposed = messages.Propose(Ballot(5, b.id), messages.Roster(Ballot(4, b.id), (b.id,)))
+    machine.handle(events.Received(b.id, proposed), 0.1)
+    for _ in range(3):
+        machine.handle(events.Tick(), machine.next_timer)
+    assert machine.view is None
+    assert machine.proposal is None
+    for _ in range(3):
+        machine.handle(events.Tick(), machine.next_timer)
+    assert machine.view is not None, "but it does not wait for ever"

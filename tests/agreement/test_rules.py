@@ -198,3 +198,50 @@ def test_what_is_kept_is_served():
 
 def replace_id(head):
     return head._replace(id=b"\x00" * 32)
+
+
+def test_without_a_certificate_nothing_is_decided():
+    s = Script(2, quorum="majority")
+    ghosts = tuple(s.members[0].id._replace(incarnation=100 + i) for i in range(3))
+    object.__setattr__(s[0].rec, "voters", (s.members[0].id, s.members[1].id, *ghosts))
+    s.call(0, 1)
+    s.deliver(messages.Enter)
+    s.finish(0, 1)
+    s.deliver(messages.Ready)
+    assert s[0].ready.keys() == {p.id for p in s.members}, "all contributors hold it"
+    assert s.commits(0) == [1], "but three of five voters could decide otherwise without them"
+
+
+def test_a_finished_round_cannot_be_void():
+    s = Script(3)
+    s.call(0, 1, 2)
+    s.deliver(messages.Enter)
+    s.finish(1)
+    void = messages.Void(s[1].view.ballot, s[1].view.attempt, 2, "late lie")
+    s.tell(1, events.Received(s.members[2].id, void))
+    assert s[1].call is not None
+    assert s[1].held is not None
+    s.end()
+
+
+def test_a_call_that_built_on_a_given_up_round_fails_and_says_so():
+    s = Script(2)
+    s.suspect(0, 1)
+    s.suspect(1, 0)
+    s.lose()
+    s.tick(0, 1)
+    s.lose()
+    s.round()
+    s.call(0)
+    s.finish(0)  # 0 is a round ahead on its side, so 1 has to give way
+    s.call(1)
+    number = s[1].call.number
+    done = []
+    inner = s[1].handle
+    s[1].handle = lambda event, now: done.extend(made := inner(event, now)) or made
+    s.tick(0)
+    s.deliver()
+    failed = [a for a in done if isinstance(a, events.CallFailed)]
+    assert [(a.call, a.kind, a.round) for a in failed] == [(number, "superseded", 3)]
+    assert [a.rounds for a in done if isinstance(a, events.Superseded)] == [(2,)]
+    s.end()

@@ -366,6 +366,7 @@ def test_17_who_asks_to_be_let_in_does_not_propose_and_the_wish_lapses():
     s.tell(0, events.Contact(s.members[1].id.peer))
     s.deliver(messages.Install, to=1)
     assert s[1].join_to
+    assert s[1].sealed, "it has heard of a later view: nothing of the old one counts any more"
     s.suspect(1, 2)
     s[1].propose()
     assert s[1].proposal is None
