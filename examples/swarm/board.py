@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarm.reports import Death, Dying, Failed, Finished, Joined, Listening, Report, RoundDone
+from swarm.reports import LEFT, Death, Dying, Failed, Finished, Joined, Listening, Report, RoundDone
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RoundState:
 
 @dataclass
 class LostPeer:
-    """A peer that the others report as lost."""
+    """A peer that has gone, as the others report it."""
 
     peer: str
     round: int
@@ -58,7 +58,7 @@ class Board:
         self.rounds = rounds
         self.peers = [PeerState(number) for number in range(peers)]
         self.history: dict[int, RoundState] = {}
-        self.lost: dict[str, LostPeer] = {}
+        self._gone: dict[str, LostPeer] = {}
         self.accuracy: float | None = None
         self.interrupted = False
 
@@ -66,6 +66,12 @@ class Board:
     def latest(self) -> RoundState | None:
         """The last round that was committed."""
         return self.history[max(self.history)] if self.history else None
+
+    @property
+    def lost(self) -> dict[str, LostPeer]:
+        """Who was lost, by peer id. Whoever leaves in good order is not: after the last round everybody does."""
+        done = {peer.id for peer in self.peers if peer.finished is not None}
+        return {id: gone for id, gone in self._gone.items() if gone.cause != LEFT and id not in done}
 
     def name(self, peer: str) -> str:
         """How to call a peer: its number if it was started here, else the start of its id."""
@@ -122,10 +128,11 @@ class Board:
             known.accuracy = self.accuracy = report.accuracy
         news = []
         for lost, death in report.lost.items():
-            if lost not in self.lost:
-                self.lost[lost] = LostPeer(lost, report.round, death.cause, death.contributed, known.attempts)
-                news.append(self._obituary(report.round, lost, death))
-            self.lost[lost].attempts = max(self.lost[lost].attempts, known.attempts)
+            if lost not in self._gone:
+                self._gone[lost] = LostPeer(lost, report.round, death.cause, death.contributed, known.attempts)
+                if lost in self.lost:
+                    news.append(self._obituary(report.round, lost, death))
+            self._gone[lost].attempts = max(self._gone[lost].attempts, known.attempts)
         return news
 
     def _obituary(self, round: int, lost: str, death: Death) -> str:

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+LEFT = "left"  # the cause given for a peer that left in good order
+
 
 @dataclass(frozen=True)
 class Listening:
@@ -135,6 +137,8 @@ class PrintText:
                 print(f"the group is there: {size} peers", flush=True)
             case RoundDone(round=round, loss=loss, attempts=attempts, world_size=size, lost=lost):
                 for peer, death in lost.items():
+                    if death.cause == LEFT:
+                        continue
                     share = "its share counted" if death.contributed else "its share is not in the result"
                     print(f"round {round}: lost {peer[:8]} ({death.cause}); {share}")
                 every = max(1, self.rounds // 10)

@@ -148,10 +148,21 @@ def test_nobody_finished():
 
 def test_a_stranger_that_was_lost_is_called_by_its_id():
     run = Run(victim=None)
-    run.tell(0, done(1, 5, lost={"qwertyuiopasdf": Death("left", False)}))
+    run.tell(0, done(1, 5, lost={"qwertyuiopasdf": Death("silent", False)}))
     outcome = run.train().end().judge(kill=())
     assert outcome.line["lost"] == ["qwertyui"]
     failed(outcome, "peer qwertyui was lost")
+
+
+def test_leaving_in_good_order_is_no_loss():
+    run = Run().train()
+    assert run.tell(3, done(5, 3, lost={"id0": Death("left", True), "handmade": Death("left", False)})) == []
+    run.end()
+    # Who has finished and gone may look like a broken connection to those that hear of the last commit a little later.
+    run.tell(3, done(5, 3, lost={"id2": Death("connection lost", True)}))
+    outcome = run.judge()
+    assert outcome.problems == []
+    assert outcome.line["lost"] == [1]
 
 
 def test_the_whole_record_is_json_with_every_round():
