@@ -67,13 +67,18 @@ def whole_contributions(trace: Trace) -> Iterator[str]:
     """I2: a result is exactly what its record says: the inputs of the calls it lists, each with its weight, no others;
     and a history has each call at most once."""
     peer_of = {member: index for index, member in trace.members.items()}
+    # The next call returns the round of one whose caller went away, or was told that too few peers are there.
+    ended = {(r.peer, r.call) for r in trace.returned} | {
+        (raised.peer, raised.call) for raised in trace.raised if raised.error != "TooFewPeers"
+    }
+    open_calls = [key for key in trace.inputs if key not in ended]
     seen: dict[RecordId, Returned] = {}
     for r in trace.returned:
         if r.contributed != (trace.peers[r.peer] in dict(r.contributors)):
             yield f"I2 peer {r.peer} was told wrongly whether its arrays are in round {r.round}"
         shares = [(peer_of[c.member], call_of(c), c.weight) for c in r.record.contributions]
         mine = [call for peer, call, _ in shares if peer == r.peer]
-        if mine and mine != [r.call]:
+        if mine and mine != [r.call] and (r.peer, mine[0]) not in open_calls:
             yield f"I2 call {r.call} of peer {r.peer} returned round {r.round}, which holds its call {mine[0]}"
         if r.record.id in seen:
             continue
