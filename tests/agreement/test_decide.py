@@ -160,6 +160,25 @@ def test_founders_are_waited_for():
     assert ring_of(d) == [0, 1, 2], "at the beginning everybody has the state there is"
 
 
+def test_before_the_first_commit_the_first_views_members_vote():
+    g = chain()
+    first = run([report(i, g) for i in range(3)], founders=3, quorum="majority").view
+    assert first.founders == tuple(M[:3])
+    d = run([report(0, g, of=first), report(7, g), report(8, g)], of=first, founders=3, quorum="majority")
+    assert (d.verdict, d.reason) == ("wait", "no_quorum"), "whoever else has come by now does not vote"
+    d = run([report(0, g, of=first), report(2, g, of=first), report(7, g)], of=first, founders=3, quorum="majority")
+    assert ring_of(d) == [0, 2, 7]
+    assert d.view.founders == first.founders
+    v = view(3)
+    assert run([report(i, of=v, voters=M[:3]) for i in range(3)], of=v, quorum="majority").view.founders == ()
+
+
+def test_a_record_without_voters_is_nobodys_to_follow():
+    v = view(2)
+    d = run([report(0, of=v), report(1, of=v)], of=v, quorum="majority", tie_break=True)
+    assert (d.verdict, d.reason) == ("wait", "no_quorum")
+
+
 def test_newcomers_without_the_base_do_not_found_a_second_history():
     beyond = view(1, base=AB)
     d = run([report(1, chain(), of=beyond)], of=beyond, quorum="majority", founders=1)

@@ -29,7 +29,7 @@ class Changes(Rounds):
         self._promise(Ballot(max(self.promised, self.seen).n + 1, self.id))
         targets = dict.fromkeys((*view.by_id, *self.joins, *extra))
         if self.majority:
-            targets.update(dict.fromkeys(self.rec.voters))
+            targets.update(dict.fromkeys(self.voters()))
         self._begin(targets)
 
     def _begin(self, targets: dict[MemberId, None]) -> None:
@@ -61,7 +61,7 @@ class Changes(Rounds):
         proposal.periods += 1
         for m in [m for m in proposal.targets if m not in proposal.reports and m not in proposal.given_up]:
             # Suspects too: two that suspect each other, and wait for want of members, must hear of each other again.
-            stranger = (self.view is None or m not in self.view.by_id) and m not in self.rec.voters
+            stranger = (self.view is None or m not in self.view.by_id) and m not in self.voters()
             if stranger and m in self.joins and proposal.periods > JOIN_PATIENCE:
                 # It asked to be let in and does not answer: a joiner must not hold the group up.
                 proposal.given_up[m] = None
@@ -77,7 +77,7 @@ class Changes(Rounds):
             return
         if view is not None and not self.join_to and sender not in view.by_id:
             missed = message.view and message.view.ballot > view.ballot and self.id in message.view.members
-            if not missed and not (self.majority and sender in self.rec.voters):
+            if not missed and not (self.majority and sender in self.voters()):
                 self._send(sender, messages.Install(view, self.top(), self.plan))
                 return
         if view is None and message.view is not None and self.join_to is None:

@@ -179,7 +179,7 @@ class Core(ABC):
             self.me,
             self.view,
             self.lineage,
-            self.rec.voters,
+            self.voters(),
             self.held.head if self.held else None,
             self.held_ballot,
             None if self.view is None or self._on_base else self._base,
@@ -189,6 +189,10 @@ class Core(ABC):
     def roster(self) -> messages.Roster | None:
         """The view by name, with those who are in it."""
         return messages.Roster(self.view.ballot, tuple(self.view.by_id)) if self.view else None
+
+    def voters(self) -> tuple[MemberId, ...]:
+        """Who counts for the next round's quorum ("majority" only)."""
+        return self.rec.voters if self.rec.round or self.view is None else self.view.founders
 
     def serve(self, wanted: RecordHead) -> events.Served | None:
         """What this member gives to one that fetches ``wanted``, or None. It keeps ``rec`` and ``held``."""

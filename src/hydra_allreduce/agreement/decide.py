@@ -157,17 +157,18 @@ def decide(
     carry, other = _carry(base, order, reports)
     if other:
         return Decision("diverged", "diverged", f"two results of round {base.round + 1} were made in one view")
-    if genesis.quorum == "majority" and chosen.voters and not is_quorum(order, chosen.voters, genesis):
-        return Decision("wait", "no_quorum", f"{len(order)} members report, no quorum of {len(chosen.voters)} voters")
-    if genesis.quorum == "majority" and not chosen.voters and any(_knows_more(reports[m]) for m in order):
+    voters = chosen.voters if base.round else _founders(order, reports)
+    if genesis.quorum == "majority" and base.round == 0 and any(_knows_more(reports[m]) for m in order):
         # Newcomers that were let in and have not got the base yet: they must not begin a second history.
         return Decision("wait", "no_holder", "rounds were committed that nobody who reports has")
-    if len(order) < genesis.founders and (view is None or (genesis.quorum == "majority" and not chosen.voters)):
+    if genesis.quorum == "majority" and (voters or base.round) and not is_quorum(order, voters, genesis):
+        return Decision("wait", "no_quorum", f"{len(order)} members report, no quorum of {len(voters)} voters")
+    if len(order) < genesis.founders and (view is None or (genesis.quorum == "majority" and not voters)):
         return Decision("wait", "founders", f"{len(order)} of {genesis.founders} founders report")
     if genesis.quorum == "survivors" and len(order) < min_peers:
         return Decision("wait", "too_few_peers", f"{len(order)} members report, min_peers is {min_peers}")
 
-    case = _Case(order, reports, base, carry, chosen.voters, genesis, newcomers_follow, [])
+    case = _Case(order, reports, base, carry, voters, genesis, newcomers_follow, [])
     members, leaving = _let_go(case)
     links = _links(view, wishes.broken, members, base)
     contributors = _contributors(case, members, wishes.late, links)
@@ -178,7 +179,8 @@ def decide(
         case.notes.append("link_avoided" if whole else "link_stays")
     entries = tuple(replace(reports[m].member, role="contributor" if m in ring else "follower") for m in members)
     lost = _lost(case, view, members, wishes.causes or {})
-    made = View(ballot, entries, ring, leaving, base, carry, links, lost)
+    founders = (voters or ring) if genesis.quorum == "majority" and base.round == 0 else ()
+    made = View(ballot, entries, ring, leaving, base, carry, links, lost, founders)
     if carry:
         reason: Reason = "carry"
         detail = f"round {carry.round} is finished: it is to be certified"
@@ -225,6 +227,12 @@ def _base(order: Sequence[MemberId], reports: Mapping[MemberId, Report]) -> Repo
         return rec.round, count[rec.ids[-1]], rec.ids[-1], len(rec.ids)
 
     return reports[max(order, key=rank)]
+
+
+def _founders(order: Sequence[MemberId], reports: Mapping[MemberId, Report]) -> tuple[MemberId, ...]:
+    """Before the first commit the voters are those of the first view, as the latest view known hands them on."""
+    views = [view for view in (reports[m].view for m in order) if view is not None and view.founders]
+    return max(views, key=lambda view: view.ballot).founders if views else ()
 
 
 def _knows_more(report: Report) -> bool:

@@ -21,9 +21,9 @@ class Genesis:
         salt: tells runs of one name apart; at most 64 bytes.
         quorum: "survivors": whoever is left goes on, so the parts of a partition may each go on. "majority": a result
             needs more than half of the voters that the last committed record names.
-        founders: how many joiners must be there before the first view is made. Under "majority" a view made before the
-            first commit needs reports from that many, so there are no two beginnings as long as fewer than twice as
-            many processes take part before the first commit.
+        founders: how many joiners must be there before the first view is made. Under "majority" let no more processes
+            than that begin the run (those that come later only join: ``founding_time`` infinity), or two sets of them
+            out of touch with each other may each begin a history.
         tie_break: "majority" only: exactly half of the voters suffices if it includes the first one.
     """
 

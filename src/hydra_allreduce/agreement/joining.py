@@ -232,7 +232,7 @@ class Joining(Changes):
 
     def _cannot_certify(self) -> bool:
         """Whether the view's contributors are too few for the next round: its voters are others than the base's."""
-        return self.majority and not is_certified(self._ring(), self.rec.voters, self.genesis)
+        return self.majority and not is_certified(self._ring(), self.voters(), self.genesis)
 
     def _status(self) -> None:
         """Tell the leader what this member has."""

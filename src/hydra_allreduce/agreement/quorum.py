@@ -14,22 +14,17 @@ from hydra_allreduce.agreement.view import View
 def is_quorum(present: Collection[MemberId], voters: Sequence[MemberId], genesis: Genesis) -> bool:
     """Say whether ``present`` may decide what follows a record with these voters ("majority" only).
 
-    More than half of the voters are in, or with ``tie_break`` exactly half and the first. The genesis record has no
-    voters: there it takes as many members as the genesis asks founders, whoever they are.
+    More than half of the voters are in, or with ``tie_break`` exactly half and the first.
     """
-    if not voters:
-        return len(present) >= genesis.founders
     count = sum(1 for voter in voters if voter in present)
     if 2 * count > len(voters):
         return True
-    return genesis.tie_break and 2 * count == len(voters) and voters[0] in present
+    return genesis.tie_break and 2 * count == len(voters) > 0 and voters[0] in present
 
 
 def is_certified(ready: Collection[MemberId], voters: Sequence[MemberId], genesis: Genesis) -> bool:
     """Say whether no quorum can be had without one of ``ready`` ("majority" only)."""
-    if not voters:
-        return len(ready) >= genesis.founders
-    return not is_quorum([voter for voter in voters if voter not in ready], voters, genesis)
+    return len(voters) > 0 and not is_quorum([voter for voter in voters if voter not in ready], voters, genesis)
 
 
 def next_voters(view: View, voters: Sequence[MemberId]) -> tuple[MemberId, ...]:

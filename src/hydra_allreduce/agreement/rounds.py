@@ -87,7 +87,7 @@ class Rounds(Core):
         view = self.view
         if view is None:
             raise LocalProtocolError("a record was asked for without a view")
-        voters = next_voters(view, self.rec.voters) if self.majority else ()
+        voters = next_voters(view, self.voters()) if self.majority else ()
         return RoundRecord(self.rec.round + 1, self.rec.id, view.ballot, tuple(contributions), digest, voters)
 
     def _ring_finished(self, event: events.RingFinished) -> None:
@@ -217,7 +217,7 @@ class Rounds(Core):
         ready = {m: None for m, _ in heads}
         if any(m not in ready for m in view.ring):
             return
-        if self.majority and not is_certified(ready, self.rec.voters, self.genesis):
+        if self.majority and not is_certified(ready, self.voters(), self.genesis):
             return
         if self._committed == head.id:
             return  # said already; this member is still fetching it

@@ -111,6 +111,8 @@ class View:
         carry: a finished record of the round after ``base`` that this view must commit, or None.
         avoid: broken links that the ring was laid around.
         lost: who went since ``base`` and why: the same on every member.
+        founders: "majority", before the first commit: the voters, for the genesis record names none. They are the
+            members of the first view, handed on from view to view.
         me: whose copy this is; neither compared nor sent.
     """
 
@@ -122,6 +124,7 @@ class View:
     carry: RecordHead | None = None
     avoid: tuple[Link, ...] = ()
     lost: tuple[Departure, ...] = ()
+    founders: tuple[MemberId, ...] = ()
     me: MemberId | None = field(default=None, compare=False)
     _attempt: bytes | None = field(default=None, init=False, repr=False, compare=False)
     _index: dict[MemberId, Member] | None = field(default=None, init=False, repr=False, compare=False)
@@ -170,7 +173,16 @@ class View:
     def seen_by(self, me: MemberId) -> View:
         """Return the same view as ``me``'s copy."""
         mine = View(
-            self.ballot, self.members, self.ring, self.leaving, self.base, self.carry, self.avoid, self.lost, me
+            self.ballot,
+            self.members,
+            self.ring,
+            self.leaving,
+            self.base,
+            self.carry,
+            self.avoid,
+            self.lost,
+            self.founders,
+            me,
         )
         object.__setattr__(mine, "_attempt", self._attempt)
         object.__setattr__(mine, "_index", self._index)
@@ -187,12 +199,13 @@ class View:
             None if self.carry is None else self.carry.to_cbor(),
             [link.to_cbor() for link in self.avoid],
             [d.to_cbor() for d in self.lost],
+            [m.to_cbor() for m in self.founders],
         ]
 
     @staticmethod
     def from_cbor(value: Cbor) -> View:
         """Read what ``to_cbor`` made. Raises ValueError on everything else, and on views that nobody may make."""
-        ballot, members, ring, leaving, base, carry, avoid, lost = array(value, 8, "view")
+        ballot, members, ring, leaving, base, carry, avoid, lost, founders = array(value, 9, "view")
         view = View(
             Ballot.from_cbor(ballot),
             tuple(items(members, Member.from_cbor, "members", at_least=1)),
@@ -202,6 +215,7 @@ class View:
             optional(carry, RecordHead.from_cbor),
             tuple(items(avoid, Link.from_cbor, "avoided links")),
             tuple(items(lost, Departure.from_cbor, "departures")),
+            tuple(items(founders, MemberId.from_cbor, "founders")),
         )
         view.validate()
         return view

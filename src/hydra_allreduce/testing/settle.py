@@ -89,10 +89,13 @@ def _done(world: World, part: list[Process], target: int) -> bool:
     staying = [p for p in live if not p.machine.leaving]
     if genesis.quorum == "majority":
         best = max(live, key=lambda p: p.rec.round).rec
-        if not is_quorum([p.id for p in live], best.voters, genesis):
+        voters = best.voters
+        if best.round == 0:
+            if any(p.view and p.view.base.round for p in live):
+                return True  # whoever has what was committed is gone
+            voters = max((p.view for p in live if p.view), key=lambda view: view.ballot).founders
+        if not is_quorum([p.id for p in live], voters, genesis):
             return True
-        if best.round == 0 and any(p.view and p.view.base.round for p in live):
-            return True  # whoever has what was committed is gone
     elif len(staying) < live[0].machine.min_peers:
         return True
     for p in live:
