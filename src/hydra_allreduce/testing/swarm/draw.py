@@ -60,16 +60,17 @@ def random_fault(rng: Random, kind: str, peers: int, span: float, traffic: int) 
 def random_schedule(rng: Random, swarm: Swarm, kinds: Iterable[str] = KINDS, faults: int | None = None) -> Schedule:
     """Draw a schedule for that swarm, with faults of these kinds: ``faults`` of them, or one to four."""
     latency = rng.choice((0.0, 0.001, 0.005, 0.02))
+    jitter = rng.choice((0.0, latency, 0.08))  # much of it makes members finish a ring at different times
     compute = tuple(rng.choice((0.0, 0.0, 0.01, 0.1, 0.4)) for _ in range(rng.randint(1, swarm.n)))
     # About how long the rounds take, and how much each peer sends in them: what the faults have to fall into.
-    span = swarm.rounds * (max(compute) + 2 * (swarm.n + 1) * latency) + 0.05
+    span = swarm.rounds * (max(compute) + 2 * (swarm.n + 1) * (latency + jitter / 2)) + 0.05
     traffic = swarm.rounds * (500 * swarm.n + 20 * swarm.elements)
     chosen = tuple(kinds)
     count = rng.choice((1, 1, 2, 2, 3, 4)) if faults is None else faults
     return Schedule(
         seed=rng.getrandbits(32),
         latency=latency,
-        jitter=rng.choice((0.0, 0.0, latency)),
+        jitter=jitter,
         bandwidth=rng.choice((1e9, 1e7, 1e6)),
         window=rng.choice((1024, 8192, 65536)),
         compute=compute,
@@ -124,7 +125,7 @@ def schedules(swarm: Swarm, kinds: Iterable[str] = KINDS, max_faults: int = 4) -
         Schedule,
         seed=st.integers(0, 2**32 - 1),
         latency=st.sampled_from((0.0, 0.001, 0.005, 0.02)),
-        jitter=st.sampled_from((0.0, 0.01)),
+        jitter=st.sampled_from((0.0, 0.01, 0.08)),
         window=st.sampled_from((1024, 8192, 65536)),
         compute=st.lists(st.sampled_from((0.0, 0.01, 0.1, 0.4)), min_size=1, max_size=swarm.n).map(tuple),
         faults=st.lists(st.one_of([faults[kind]() for kind in chosen]), max_size=max_faults).map(tuple),
