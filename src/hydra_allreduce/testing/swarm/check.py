@@ -47,7 +47,7 @@ def same_result(trace: Trace) -> Iterator[str]:
 
 def _two_records(trace: Trace, one: Returned, two: Returned) -> Iterator[str]:
     """Two results of one round: a fork. Who certified the one must have been out of reach of those of the other."""
-    if trace.schedule.calm and any(_alive(trace, m, two.time) for m in one.view.ring):
+    if trace.calm and any(_alive(trace, m, two.time) for m in one.view.ring):
         yield f"I1 peers {one.peer} and {two.peer} returned round {one.round} differently, and nobody was cut off"
     elif one.record.prev == two.record.prev:
         both = [m for m in one.view.ring if m in two.view.ring]
@@ -131,7 +131,8 @@ def _wrong_arrays(r: Returned, inputs: list[Input], shares: object) -> Iterator[
 def every_call_ends(trace: Trace) -> Iterator[str]:
     """I3: calls return, or raise an error that is meant for callers, within bounded time of the last fault."""
     for index, where in trace.hung.items():
-        yield f"I3 peer {index} hangs in {where} (broken off at {trace.ended:.3f} s)"
+        if not trace.stranded:
+            yield f"I3 peer {index} hangs in {where} (broken off at {trace.ended:.3f} s)"
     for raised in trace.raised:
         if not (raised.call and raised.typed and _expected(trace, raised)):
             what = f"call {raised.call}" if raised.call else "the program"
@@ -141,7 +142,7 @@ def every_call_ends(trace: Trace) -> Iterator[str]:
 def _expected(trace: Trace, raised: Raised) -> bool:
     if raised.error == "TooFewPeers":
         return trace.min_peers > 1
-    return raised.error in EXPECTED and not trace.schedule.calm
+    return raised.error in EXPECTED and not trace.calm
 
 
 def inputs_untouched(trace: Trace) -> Iterator[str]:
@@ -157,7 +158,7 @@ def in_order(trace: Trace) -> Iterator[str]:
     for index in range(len(trace.peers)):
         returned: dict[int, RecordId] = {}
         given_up: dict[int, None] = {}
-        last, told = 0, False
+        last, told = trace.joined.get(index, 0), False
         view: Viewed | None = None
         for h in trace.happenings:
             if h.peer != index:

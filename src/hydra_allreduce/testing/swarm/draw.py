@@ -57,13 +57,17 @@ def random_fault(rng: Random, kind: str, peers: int, span: float, traffic: int) 
     raise ValueError(f"no fault of kind {kind!r}; there are {', '.join(KINDS)}")
 
 
-def random_schedule(rng: Random, swarm: Swarm, kinds: Iterable[str] = KINDS, faults: int | None = None) -> Schedule:
-    """Draw a schedule for that swarm, with faults of these kinds: ``faults`` of them, or one to four."""
+def random_schedule(
+    rng: Random, swarm: Swarm, kinds: Iterable[str] = KINDS, faults: int | None = None, *, early: bool = False
+) -> Schedule:
+    """Draw a schedule for that swarm, with faults of these kinds: ``faults`` of them, or one to four; ``early``: some
+    of them while the group is being founded."""
     latency = rng.choice((0.0, 0.001, 0.005, 0.02))
     jitter = rng.choice((0.0, latency, 0.08))  # much of it makes members finish a ring at different times
     compute = tuple(rng.choice((0.0, 0.0, 0.01, 0.1, 0.4)) for _ in range(rng.randint(1, swarm.n)))
     # About how long the rounds take, and how much each peer sends in them: what the faults have to fall into.
     span = swarm.rounds * (max(compute) + 2 * (swarm.n + 1) * (latency + jitter / 2)) + 0.05
+    span += 2.0 if early else 0.0  # founding takes one to two seconds
     traffic = swarm.rounds * (500 * swarm.n + 20 * swarm.elements)
     chosen = tuple(kinds)
     count = rng.choice((1, 1, 2, 2, 3, 4)) if faults is None else faults
@@ -75,6 +79,7 @@ def random_schedule(rng: Random, swarm: Swarm, kinds: Iterable[str] = KINDS, fau
         window=rng.choice((1024, 8192, 65536)),
         compute=compute,
         faults=tuple(random_fault(rng, rng.choice(chosen), swarm.n, span, traffic) for _ in range(count)),
+        early=early,
     )
 
 
@@ -87,15 +92,16 @@ def random_swarm(rng: Random, sizes: tuple[int, ...] = (1, 2, 2, 3, 3, 3, 4, 4, 
         settle=rng.choice((0.0, 0.0, 0.0, 25.0)),
         elements=rng.choice((1, 60, 60, 1000, 5000)),
         op=rng.choice(("mean", "sum")),
+        founders=rng.choice((n, n, n, rng.randint(1, n))),
         min_peers=rng.choice((1, 1, 1, 2)) if n > 1 else 1,
     )
 
 
-def random_run(seed: int, kinds: Iterable[str] = KINDS, faults: int | None = None) -> Trace:
+def random_run(seed: int, kinds: Iterable[str] = KINDS, faults: int | None = None, *, early: bool = False) -> Trace:
     """Draw a swarm of up to six peers and a schedule for it, and run it."""
     rng = Random(seed)
     swarm = random_swarm(rng)
-    return swarm.run(random_schedule(rng, swarm, kinds, faults))
+    return swarm.run(random_schedule(rng, swarm, kinds, faults, early=early))
 
 
 def schedules(swarm: Swarm, kinds: Iterable[str] = KINDS, max_faults: int = 4) -> SearchStrategy[Schedule]:

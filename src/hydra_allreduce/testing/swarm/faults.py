@@ -1,8 +1,8 @@
 """A fault schedule for a swarm as data: what goes wrong, when, and the seed of everything that is left to chance.
 
-Times are virtual seconds since all peers were in the group. A peer is named by its index, taken modulo the number of
-peers, or is ``COORDINATOR``: whoever coordinates when the fault strikes. A fault that makes no sense then does nothing,
-so that any schedule runs in any swarm and can be shrunk freely.
+Times are virtual seconds since all peers were in the group; if the schedule is ``early``, since they started. A peer is
+named by its index, taken modulo the number of peers, or is ``COORDINATOR``: whoever coordinates when the fault strikes.
+A fault that makes no sense then does nothing, so that any schedule runs in any swarm and can be shrunk freely.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class Schedule:
         window: bytes of a stream that may be in flight or unread; small ones make for many partial writes.
         compute: seconds that each peer thinks before each call; repeats cyclically over the peers.
         faults: in any order.
+        early: faults may strike while the group is being founded, and nobody waits for the others to be in it.
     """
 
     seed: int
@@ -106,6 +107,7 @@ class Schedule:
     window: int = 64 * 1024
     compute: tuple[float, ...] = (0.0,)
     faults: tuple[Fault, ...] = ()
+    early: bool = False
 
     @property
     def calm(self) -> bool:

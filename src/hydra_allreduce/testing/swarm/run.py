@@ -90,12 +90,13 @@ class Swarm:
     """``n`` peers, each a node and a group of its own, that run the same program.
 
     Args:
-        n: how many; the group is founded once all are there, and the schedule begins once all are in it.
+        n: how many; the schedule begins once all are in the group, if it is not an early one.
         loop: what each peer runs; by default it reduces small arrays until ``rounds`` are done.
         rounds: for the loop.
         settle: the loop goes on for at least so many virtual seconds after the faults.
         elements: how many numbers the default loop reduces.
         op: the default loop's operation.
+        founders: how many must be there to found the group; None: all.
         min_peers, stall, lease: as of a ``Group``.
         group: the class of the groups; tests put broken ones here.
     """
@@ -109,6 +110,7 @@ class Swarm:
         settle: float = 0.0,
         elements: int = 60,
         op: Literal["mean", "sum"] = "mean",
+        founders: int | None = None,
         min_peers: int = 1,
         stall: float = 1.0,
         lease: float = 5.0,
@@ -120,6 +122,7 @@ class Swarm:
         self.settle = settle
         self.elements = elements
         self.op: Literal["mean", "sum"] = op
+        self.founders = n if founders is None else founders
         self.min_peers = min_peers
         self.stall = stall
         self.lease = lease
@@ -128,6 +131,8 @@ class Swarm:
     def __repr__(self) -> str:
         named = {"rounds": 6, "settle": 0.0, "elements": 60, "op": "mean", "min_peers": 1, "stall": 1.0, "lease": 5.0}
         given = [f"{name}={getattr(self, name)!r}" for name, usual in named.items() if getattr(self, name) != usual]
+        if self.founders != self.n:
+            given.append(f"founders={self.founders}")
         loop = [] if self.loop is reduce_codes else [getattr(self.loop, "__name__", repr(self.loop))]
         group = [] if self.group is RecordedGroup else [f"group={self.group.__name__}"]
         return f"Swarm({', '.join([str(self.n), *loop, *given, *group])})"
@@ -153,7 +158,9 @@ class _Run:
         self.names = [f"peer{index}" for index in range(n)]
         self.index: dict[PeerId, int] = {identity.id: i for i, identity in enumerate(self.identities)}
         settled = swarm.settle >= SETTLED * swarm.lease
-        self.trace = Trace(repr(swarm), schedule, tuple(self.index), swarm.min_peers, settled)
+        # With fewer founders than peers, a death while they meet may leave two parts that found a group each.
+        calm = schedule.calm and (not schedule.early or swarm.founders == n)
+        self.trace = Trace(repr(swarm), schedule, tuple(self.index), swarm.founders, swarm.min_peers, settled, calm)
         self.network = MemoryNetwork(
             seed=schedule.seed,
             latency=schedule.latency,
@@ -164,7 +171,7 @@ class _Run:
         self.hosts = [self.network.host(name) for name in self.names]
         self.recorders = [Recorder(self.trace, i, host.dead.is_set) for i, host in enumerate(self.hosts)]
         self.groups: dict[int, RecordedGroup] = {}
-        self.listening = 0
+        self.not_listening = dict.fromkeys(range(n))
         self.all_listen = anyio.Event()
         self.all_joined = anyio.Event()
         self.begun = anyio.Event()
@@ -179,7 +186,8 @@ class _Run:
                 tasks.start_soon(self._process, index)
             with self.limit:
                 self._extend()
-                await self.all_joined.wait()
+                if not self.schedule.early:
+                    await self.all_joined.wait()
                 self.trace.began = anyio.current_time()
                 self.until = self.trace.began + self.schedule.over + self.swarm.settle
                 self._extend()
@@ -216,14 +224,20 @@ class _Run:
                 self.trace.finished[index] = anyio.current_time()
             tasks.cancel_scope.cancel()
         self.running.pop(index, None)
-        if not self.running:
-            self.all_over.set()
+        if not any(other in self.trace.members for other in self.running) and len(self.running) < self.swarm.founders:
+            self.all_over.set()  # nobody is left, or too few to found a group
+
+    def _listens(self, index: int) -> None:
+        self.not_listening.pop(index, None)
+        if not self.not_listening:
+            self.all_listen.set()
 
     async def _die_with(self, index: int, host: MemoryTransport, life: anyio.CancelScope) -> None:
         await host.dead.wait()
         if index not in self.trace.finished:
             self.trace.died[index] = anyio.current_time()
             self._extend()
+            self._listens(index)  # nobody waits for it
         life.cancel()
 
     async def _live(self, index: int, host: MemoryTransport, tasks: TaskGroup) -> None:
@@ -235,16 +249,14 @@ class _Run:
             transports=(host,),
             rng=Random(f"{seed} node {index}"),
         ) as node:
-            self.listening += 1
-            if self.listening == swarm.n:
-                self.all_listen.set()
+            self._listens(index)
             await self.all_listen.wait()
             recorder.waiting = "the group, to be founded"
             group = swarm.group(
                 node,
                 "swarm",
                 peers=[self._address(other) for other in range(swarm.n) if other != index],
-                founders=swarm.n,
+                founders=swarm.founders,
                 min_peers=swarm.min_peers,
                 stall=swarm.stall,
                 lease=swarm.lease,
@@ -254,6 +266,7 @@ class _Run:
             async with group:
                 assert group.view.me is not None
                 self.trace.members[index] = group.view.me
+                self.trace.joined[index] = group.rounds
                 self.groups[index] = group
                 try:
                     await tasks.start(recorder.watch, group)

@@ -107,9 +107,11 @@ class Trace:
         swarm: code that makes the swarm.
         schedule: what it ran.
         peers: the peers' ids, by index.
-        min_peers: of the groups.
+        founders, min_peers: of the groups.
         settled: whether the peers went on for long enough after the faults to agree again.
+        calm: whether nobody can have been suspected, or left out, who was well.
         members: which process each peer was, once it was in a view.
+        joined: the last round that was over when each peer came into a view.
         happenings: in order. Nothing that a peer did after its death is in here.
         inputs: what each peer called with: (peer, call) -> input.
         written: calls in which the caller's own arrays were changed.
@@ -123,9 +125,12 @@ class Trace:
     swarm: str
     schedule: Schedule
     peers: tuple[PeerId, ...]
+    founders: int = 1
     min_peers: int = 1
     settled: bool = False
+    calm: bool = False
     members: dict[int, MemberId] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)
     happenings: list[Happening] = field(default_factory=list)
     inputs: dict[tuple[int, int], Input] = field(default_factory=dict)
     written: list[tuple[int, int]] = field(default_factory=list)
@@ -150,6 +155,11 @@ class Trace:
         """SHA-256 over everything that happened: equal for two runs that took the same course."""
         parts = [*map(repr, self.happenings), repr(self.died), repr(self.finished), repr(self.hung), repr(self.ended)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @property
+    def stranded(self) -> bool:
+        """Whether those that are left are too few to found a group and know of none."""
+        return 0 < len(self.hung) < self.founders and not any(index in self.members for index in self.hung)
 
     def as_code(self) -> str:
         """Return a snippet that runs this again."""
