@@ -245,3 +245,33 @@ def test_a_call_that_built_on_a_given_up_round_fails_and_says_so():
     assert [(a.call, a.kind, a.round) for a in failed] == [(number, "superseded", 3)]
     assert [a.rounds for a in done if isinstance(a, events.Superseded)] == [(2,)]
     s.end()
+
+
+def test_a_void_call_that_was_finished_before_comes_with_the_next_one():
+    s = Script(3)
+    s.call(0, 1, 2)
+    s.deliver(messages.Enter)
+    s.finish(2)  # with everybody's call 2 in it
+    first = s[2].held
+    s.lose()
+    s.suspect(0, 2)
+    s.lose(to=2)
+    s.deliver()
+    assert len(s[0].view.ring) == 2
+    s.tell(1, events.RoundVoid(s[1].view.attempt, 2, "dtype"))
+    s.deliver(messages.Void)
+    assert s[0].call is None
+    assert s[1].call is None
+    s.lose(to=2)
+    s.deliver(messages.Promise)
+    s.deliver(messages.Install, to=1)
+    s.call(0, 1)  # again, for the same round
+    s.deliver(messages.Enter)
+    s.tell(0, events.Contact(s.members[2].id.peer))
+    s.deliver()
+    s.tick(0)
+    s.deliver()
+    answers = {r.member: r.call for r in s.trace.returned if r.record == first.id}
+    assert answers == {s.members[0].id: 3, s.members[1].id: 3, s.members[2].id: 2}, "a finished result is not lost"
+    assert first.contribution(s.members[1].id).call == 2
+    s.end()

@@ -194,7 +194,8 @@ class CallFailed:
     Attributes:
         call: its number.
         kind: "fell_behind": the group is past its round. "superseded": the history that it built on was given up.
-            "void": the members' calls of that round did not fit together; the round can be called again.
+            "void": the members' calls of that round did not fit together; the round can be called again. (If somebody
+            had finished the round before, with this call in it, that is what the next call may get: the record says.)
         round: the round that the call belonged to.
         detail: of "void" the reason that was found, of the others the round that the group is at.
     """

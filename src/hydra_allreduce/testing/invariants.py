@@ -100,7 +100,11 @@ def whole_contributions(trace: Trace) -> Iterator[str]:
                 seen.add((c.member, c.call))
     for r in trace.returned:
         share = trace.records[r.record].contribution(r.member)
-        if r.call is not None and share is not None and share.call != r.call:
+        if r.call is None or share is None or share.call == r.call:
+            continue
+        # A call that failed as void may be in after all: somebody had finished the round in an earlier view. The
+        # member's next call for that round then brings the result, as it brings every result that was missed.
+        if (r.member, share.call) not in trace.voided:
             yield f"I2 {r.member} got for call {r.call} a result that holds its call {share.call}"
 
 

@@ -67,6 +67,7 @@ class Trace:
         entered: the call that each member entered each ring with: (member, attempt ballot, round) -> call.
         reporters: who reported to each view: ballot -> members.
         rings: the contributors of each view.
+        voided: calls that failed because the members' calls did not fit together: (member, call).
         superseded: members that gave up committed rounds.
         broken: what the model saw itself: rules that a member broke, and liveness.
         excused: pairs of decisions that trace 20 of the protocol's limits explains.
@@ -84,6 +85,7 @@ class Trace:
     entered: dict[tuple[MemberId, Ballot, int], int] = field(default_factory=dict)
     reporters: dict[Ballot, tuple[MemberId, ...]] = field(default_factory=dict)
     rings: dict[Ballot, tuple[MemberId, ...]] = field(default_factory=dict)
+    voided: dict[tuple[MemberId, int], None] = field(default_factory=dict)
     superseded: list[tuple[MemberId, tuple[int, ...]]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     excused: list[tuple[RecordId, RecordId]] = field(default_factory=list)

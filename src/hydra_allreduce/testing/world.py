@@ -140,6 +140,7 @@ class World:
             events.Commit: self._committed,
             events.StartFetch: self._start_fetch,
             events.StopFetch: self._stop_fetch,
+            events.CallFailed: self._call_failed,
             events.Superseded: self._superseded,
             events.Diverged: self._diverged,
             events.Dropped: self._dropped,
@@ -376,6 +377,10 @@ class World:
         self.trace.returned.append(
             Returned(self.step, process.id, record.id, action.call, view.ballot, process.fence, self.faulty, live)
         )
+
+    def _call_failed(self, process: Process, action: events.CallFailed) -> None:
+        if action.kind == "void":
+            self.trace.voided[process.id, action.call] = None
 
     def _superseded(self, process: Process, action: events.Superseded) -> None:
         self.trace.superseded.append((process.id, action.rounds))
