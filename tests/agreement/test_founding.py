@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from hydra_allreduce.agreement import Ballot, Genesis, Member, MemberMachine, events, messages
+from hydra_allreduce.agreement.ids import NO_BALLOT
 from hydra_allreduce.testing import Crash, Model, Schedule, check
 from hydra_allreduce.testing.settle import settle
 from hydra_allreduce.testing.trace import Trace
@@ -150,3 +151,20 @@ def test_who_is_being_let_in_does_not_found():
     for _ in range(3):
         machine.handle(events.Tick(), machine.next_timer)
     assert machine.view is not None, "but it does not wait for ever"
+
+
+def test_an_old_wish_to_join_of_one_that_is_gone_makes_no_views():
+    """It was passed on by a member that had been out of touch. Its author is suspected already and nobody suspects it
+    anew, so the wish was never dropped, and every tick of the leader made one more view."""
+    w = world(2)
+    leader, other = w.processes
+    w.start(leader)
+    run(w, 5)
+    gone = Member(PeerId(bytes(31) + b"\1"), 1)
+    w.tell(leader, events.Suspected(gone.id, "connection lost"))
+    views = w.trace.views
+    w.tell(leader, events.Received(other.id, messages.Join(gone, NO_BALLOT, True, 1)))
+    run(w, 5)
+    assert w.trace.views == views
+    w.tell(leader, events.Received(gone.id, messages.Join(gone, NO_BALLOT, True, 0)))
+    assert any(isinstance(frame[3], messages.Propose) for frame in w.net) or leader.machine.joins, "it asks itself"

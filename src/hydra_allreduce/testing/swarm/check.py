@@ -220,7 +220,8 @@ def departures_named(trace: Trace) -> Iterator[str]:
                         if who not in there and who not in excused and not known.get(who):
                             gone = trace.peers.index(who)
                             yield f"I8 peer {index} was not told why peer {gone} is not in round {h.round}"
-                    known = {who: cause for who, cause in known.items() if who not in there or who in dict(h.lost)}
+                    back = [m.peer for m in h.view.members]
+                    known = {who: cause for who, cause in known.items() if who not in back}
                     last = h
 
 

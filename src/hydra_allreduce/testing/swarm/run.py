@@ -224,7 +224,8 @@ class _Run:
                 self.trace.finished[index] = anyio.current_time()
             tasks.cancel_scope.cancel()
         self.running.pop(index, None)
-        if not any(other in self.trace.members for other in self.running) and len(self.running) < self.swarm.founders:
+        needed = max(self.swarm.founders, self.swarm.min_peers)
+        if len(self.running) < needed and not any(other in self.trace.members for other in self.running):
             self.all_over.set()  # nobody is left, or too few to found a group
 
     def _listens(self, index: int) -> None:

@@ -159,7 +159,8 @@ class Trace:
     @property
     def stranded(self) -> bool:
         """Whether those that are left are too few to found a group and know of none."""
-        return 0 < len(self.hung) < self.founders and not any(index in self.members for index in self.hung)
+        needed = max(self.founders, self.min_peers)
+        return 0 < len(self.hung) < needed and not any(index in self.members for index in self.hung)
 
     def as_code(self) -> str:
         """Return a snippet that runs this again."""
