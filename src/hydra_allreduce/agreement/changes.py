@@ -143,6 +143,10 @@ class Changes(Rounds):
             return
         base = decision.base
         assert base
+        for m in [m for m in self.joins if m in self.suspects and m not in proposal.reports]:
+            # It was asked, and suspicion did not wait for it. If it is alive it asks again; if the wish is an old one
+            # that was passed on late, keeping it would make one view after another.
+            del self.joins[m]
         self.proposal = None
         # A plan needs the base's record, which may still have to be fetched.
         mine = (

@@ -105,8 +105,6 @@ class Joining(Changes):
                 self._send(k, messages.Install(view, self.top(), self.plan))
             elif not self.proposal:
                 self.propose()
-        elif k in self.suspects:
-            return  # an old wish, passed on late, of one that is gone: kept, it would make one view after another
         elif len(view.members) + len(self.joins) < MAX_MEMBERS:
             self.joins[k] = member
             if self.proposal:
