@@ -100,7 +100,14 @@ class Attempt:
             next = await stack.enter_async_context(self._links.to_next(attempt, self._next.peer))
         except (HydraError, anyio.BrokenResourceError) as error:
             raise _Failed(self._next, True, f"no stream to the next member: {error}") from error
-        previous = await stack.enter_async_context(self._links.from_previous(attempt, self._previous.peer))
+        async with anyio.create_task_group() as tasks:
+            # Nobody looks at this stream before the ring runs; if all wait for their previous one, nobody ever does.
+            broken: list[str] = []
+            tasks.start_soon(_watch, next, broken, tasks.cancel_scope)
+            previous = await stack.enter_async_context(self._links.from_previous(attempt, self._previous.peer))
+            tasks.cancel_scope.cancel()
+        if broken:
+            raise _Failed(self._next, False, f"the stream to the next member broke: {broken[0]}")
         return previous, next
 
     async def _round(self, start: Start, previous: ByteStream | None, next: ByteStream | None) -> None:
@@ -148,6 +155,16 @@ class Attempt:
     @property
     def _previous(self) -> MemberId:
         return self.view.ring[self._rank - 1]
+
+
+async def _watch(next: ByteStream, broken: list[str], scope: anyio.CancelScope) -> None:
+    """Cancel ``scope`` when the stream to the next member ends: nothing is ever received on it."""
+    try:
+        await next.receive(1)
+        broken.append("it sent something")
+    except (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+        broken.append(str(error) or type(error).__name__)
+    scope.cancel()
 
 
 class _Failed(Exception):

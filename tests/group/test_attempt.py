@@ -82,3 +82,37 @@ async def test_an_attempt_that_has_failed_early_can_be_stopped() -> None:
         await anyio.wait_all_tasks_blocked()
         attempt.stop()
     assert failures.seen == []
+
+
+class Ended:
+    """A stream that the other side has closed."""
+
+    async def receive(self, max_bytes: int) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        raise anyio.EndOfStream
+
+
+class HalfALink:
+    """The stream to the next member was opened and broke at once; none comes from the previous one."""
+
+    @asynccontextmanager
+    async def to_next(self, attempt: bytes, peer: PeerId) -> AsyncIterator[Ended]:
+        yield Ended()
+
+    @asynccontextmanager
+    async def from_previous(self, attempt: bytes, peer: PeerId) -> AsyncIterator[None]:
+        await anyio.sleep_forever()
+        yield
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_breaks_while_the_previous_one_is_awaited_is_reported() -> None:
+    """Both handshakes of two members were reset when one side of each took it for done: each waited for the other's
+    stream, and neither looked at its own."""
+    view, failures = two(), Failures()
+    attempt = Attempt(view, HalfALink(), failures, SystemClock())  # type: ignore[arg-type]
+    arrays = np.ones(3)
+    attempt.start(Start(1, view.base, Call(1, Layout.of(arrays), arrays, 1.0, {}, 0.0)))
+    with anyio.fail_after(5):
+        await attempt.run()
+    assert failures.seen == [(view.ring[1], False)]
