@@ -202,16 +202,18 @@ class Layout:
             return tuple(views) if self.as_tuple else views
         return dict(zip((entry.name for entry in self.entries), views, strict=True))
 
-    def copy_out(self, segments: Sequence[Array], out: Arrays) -> None:
-        """Copy ``segments`` into the caller's ``out``, which must be writeable and described by this very layout.
-
-        Raises ``ValueError`` before anything is written if it is not.
-        """
+    def check_out(self, out: Arrays) -> None:
+        """Raise ``ValueError`` if ``out`` is not described by this very layout or cannot be written."""
         _, named = self._same(out)
-        self._check(segments)
         for name, array in named:
             if not array.flags.writeable:
                 raise ValueError(f"out{f'[{name!r}]' if name else ''} is read-only: pass arrays that can be written")
+
+    def copy_out(self, segments: Sequence[Array], out: Arrays) -> None:
+        """Copy ``segments`` into the caller's ``out``. Raises like ``check_out``, before anything is written."""
+        self.check_out(out)
+        self._check(segments)
+        _, named = self._same(out)
         for (_, array), place in zip(named, self._places(segments), strict=True):
             np.copyto(array, place)
 

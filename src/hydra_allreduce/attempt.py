@@ -19,7 +19,7 @@ from hydra_allreduce.errors import Mismatch
 from hydra_allreduce.results import Result, hash_segments, record_digest
 from hydra_allreduce.ring import RingBroken, RingProtocolError, run_ring
 from hydra_allreduce.ring.links import RingLinks
-from hydra_net import ByteStream, Clock, HydraError
+from hydra_net import STREAM_ERRORS, ByteStream, Clock, HydraError
 
 
 class Reports(Protocol):
@@ -98,7 +98,7 @@ class Attempt:
             return None, None
         try:
             next = await stack.enter_async_context(self._links.to_next(attempt, self._next.peer))
-        except (HydraError, anyio.BrokenResourceError) as error:
+        except (HydraError, *STREAM_ERRORS) as error:
             raise _Failed(self._next, True, f"no stream to the next member: {error}") from error
         async with anyio.create_task_group() as tasks:
             # Nobody looks at this stream before the ring runs; if all wait for their previous one, nobody ever does.

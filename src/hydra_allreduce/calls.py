@@ -99,10 +99,15 @@ class Calls:
         self._pending, self._abandoned = call, False
 
     def abandon(self, call: Call) -> None:
-        """Its caller was cancelled: the round that it belongs to is kept for the next call."""
+        """Its caller was cancelled: what it would have returned or raised is kept for the next call."""
         if self._pending is call:
             call.detach()
             self._abandoned = True
+        elif call.delivery is not None:  # asyncio can cancel in the very turn in which the round was decided
+            self._undelivered.appendleft(call.delivery)
+            self.rounds = call.delivery.record.round - 1
+        elif call.error is not None:
+            self._error = call.error
 
     def interrupt(self, error: GroupError) -> None:
         """Raise ``error`` in the caller; its share stays in the round, which the next call waits for."""

@@ -5,14 +5,18 @@ The arrays go as chunks; this goes beside them, so that a member that has finish
 
 from __future__ import annotations
 
-import math
+import numbers
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from hydra_allreduce.agreement import Contribution, MemberId, RecordHead, View
 from hydra_allreduce.arrays import Layout
 from hydra_allreduce.errors import Mismatch
 from hydra_allreduce.ring import RingProtocolError
 from hydra_net import Cbor, PeerId, decode, encode
+
+MAX_WEIGHT = 2.0**53
+"""More than any count of samples; the sum of a group's weights stays far from overflow."""
 
 MAX_METRICS = 32
 MAX_METRIC_NAME = 64
@@ -21,10 +25,15 @@ _HEADER_LIMIT = 64 * 1024
 
 
 def check_weight(weight: object) -> float:
-    """Return ``weight`` if it can weigh a contribution: a finite number above 0. Raises ``ValueError``."""
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not (math.isfinite(weight) and weight > 0):
-        raise ValueError(f"weight must be a finite number above 0, not {weight!r}")
-    return float(weight)
+    """Return ``weight`` if it can weigh a contribution: a number above 0 and at most ``MAX_WEIGHT``, numpy's too.
+
+    Raises ``ValueError``.
+    """
+    if isinstance(weight, numbers.Real) and not isinstance(weight, bool):
+        with suppress(OverflowError):  # an int beyond every float
+            if 0 < float(weight) <= MAX_WEIGHT:
+                return float(weight)
+    raise ValueError(f"weight must be a number above 0 and at most 2**53, not {weight!r}")
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, Cbor]:
@@ -35,6 +44,8 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, Cbor]:
     for name, value in metrics.items():
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_METRIC_NAME:
             raise ValueError(f"a metric's name is a string of 1 to {MAX_METRIC_NAME} bytes, not {name!r}")
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise ValueError(f"metric {name!r} is no number but {value!r}")
         checked[name] = float(value)
     return checked
 
@@ -55,10 +66,7 @@ def average_metrics(contributions: Sequence[Contribution]) -> dict[str, float]:
 
 def encode_meta(contribution: Contribution) -> bytes:
     """What of a contribution goes round the ring beside its arrays."""
-    member = contribution.member
-    return encode(
-        [bytes(member.peer), member.incarnation, contribution.call, contribution.weight, dict(contribution.meta)]
-    )
+    return encode(contribution.to_cbor())
 
 
 def decode_metas(metas: Sequence[bytes], view: View, me: PeerId) -> tuple[Contribution, ...]:
@@ -72,17 +80,16 @@ def decode_metas(metas: Sequence[bytes], view: View, me: PeerId) -> tuple[Contri
 
 def _decode_meta(data: bytes, expected: MemberId, me: PeerId) -> Contribution:
     try:
-        value = decode(data, limit=_META_LIMIT)
+        contribution = Contribution.from_cbor(decode(data, limit=_META_LIMIT))
     except ValueError as error:
         raise RingProtocolError(f"passed on a malformed contribution: {error}") from error
-    match value:
-        case [bytes(peer), int(incarnation), int(call), float(weight), dict(meta)]:
-            if (peer, incarnation) != expected or call < 1 or not all(isinstance(key, str) for key in meta):
-                raise RingProtocolError("passed on the contribution of another member")
-            if not (math.isfinite(weight) and weight > 0):
-                raise Mismatch(expected.peer, me, "weight", weight, "the rule that it is finite and above 0")
-            return Contribution(expected, call, weight, {str(key): item for key, item in meta.items()})
-    raise RingProtocolError("passed on something that is no contribution")
+    if contribution.member != expected:
+        raise RingProtocolError("passed on the contribution of another member")
+    try:
+        check_weight(contribution.weight)
+    except ValueError as error:
+        raise Mismatch(expected.peer, me, "weight", contribution.weight, f"the rule: {error}") from error
+    return contribution
 
 
 def encode_header(round: int, base: RecordHead, layout: Layout) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from random import Random, SystemRandom
 from types import TracebackType
 from typing import TypeVar, cast
 
 import anyio
+import anyio.lowlevel
+from anyio.streams.memory import MemoryObjectSendStream
 
 from hydra_allreduce.agreement import Genesis, View
 from hydra_allreduce.arrays import Arrays, Layout, Op
@@ -20,7 +22,7 @@ from hydra_allreduce.group_events import GroupEvent
 from hydra_allreduce.planning import Plan, Planner
 from hydra_allreduce.reduction import Reduction
 from hydra_allreduce.session import Session, Terms
-from hydra_net import Address, Cbor, LocalProtocolError, Node, PeerId, run_blocking
+from hydra_net import Address, Cbor, LocalProtocolError, Node, NodeFailed, PeerId, run_blocking
 
 logger = logging.getLogger("hydra_allreduce")
 
@@ -76,6 +78,7 @@ class Group:
         self._running: Session | None = None
         self._closed: GroupClosed | GroupFailed | None = GroupClosed("this group was not entered: use async with")
         self._lifetime: AbstractAsyncContextManager[None] | None = None
+        self._watchers: list[MemoryObjectSendStream[GroupEvent]] = []
         self._calling = False
         self._returned = 0.0
 
@@ -109,9 +112,12 @@ class Group:
             except BaseException as error:  # noqa: BLE001 - kept, to come out bare and not in an ExceptionGroup
                 body_error = error
             finally:
-                session.close()
+                with suppress(NodeFailed):  # then there is nobody whom it could tell
+                    session.close()
                 if self._closed is None:
                     self._closed = GroupClosed("this group was closed; enter a new one to take part again")
+                for watcher in self._watchers:
+                    watcher.close()
                 tasks.cancel_scope.cancel()
         if isinstance(self._closed, GroupFailed):
             raise self._closed from self._closed.__cause__
@@ -131,9 +137,11 @@ class Group:
 
     @property
     def _session(self) -> Session:
-        if self._closed is not None:
-            raise self._closed
+        if self._closed is not None:  # an exception of its own for each caller: one that is raised again keeps frames
+            raise type(self._closed)(*self._closed.args) from self._closed.__cause__
         assert self._running is not None
+        if self._running.left.is_set():
+            raise GroupClosed("this member has left the run; enter a new Group to take part again")
         return self._running
 
     # ------------------------------------------------------------------------------------------ what is known
@@ -164,7 +172,7 @@ class Group:
     async def events(self) -> AsyncIterator[AsyncIterator[GroupEvent]]:
         """Watch the group: ``async with group.events() as changes: async for event in changes: ...``.
 
-        A reader that falls more than 1,024 events behind loses the oldest.
+        Ends when the group is closed. A reader that falls more than 1,024 events behind loses the oldest.
         """
         send, receive = anyio.create_memory_object_stream[GroupEvent](_EVENTS_KEPT)
 
@@ -176,10 +184,12 @@ class Group:
                     receive.receive_nowait()
 
         unwatch = self._session.watch(push)
+        self._watchers.append(send)
         try:
             with send, receive:
                 yield receive
         finally:
+            self._watchers.remove(send)
             unwatch()
 
     # ------------------------------------------------------------------------------------------ rounds
@@ -226,8 +236,10 @@ class Group:
         session = self._session
         layout = Layout.of(arrays, op)
         weight = check_weight(weight)
+        if out is not None:
+            layout.check_out(out)
         meta: dict[str, Cbor] = {"us": self._since_returned()}
-        if weight == int(weight):
+        if weight.is_integer():
             meta["n"] = int(weight)
         if metrics:
             meta["metrics"] = check_metrics(metrics)
@@ -262,12 +274,11 @@ class Group:
         """
         if self._closed is not None:
             return
-        session = self._session
-        session.leave()
+        assert self._running is not None
+        self._running.leave()
         with anyio.move_on_after(self._terms.stall):
-            await session.left.wait()
-        session.close()
-        self._closed = GroupClosed("this member has left the run; enter a new Group to take part again")
+            await self._running.left.wait()
+        self._running.close()
 
     async def _next_round(
         self,

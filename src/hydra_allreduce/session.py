@@ -46,6 +46,7 @@ from hydra_allreduce.planning import Plan, PlanError, Planner
 from hydra_allreduce.results import Result, Results
 from hydra_allreduce.ring.links import RingLinks
 from hydra_net import (
+    STREAM_ERRORS,
     Address,
     Caller,
     Cbor,
@@ -102,7 +103,7 @@ class Session:
             dead=lambda member, cause: self._drive(events.Suspected(member, cause)),
         )
         self._links = RingLinks(node, run)
-        self._results = Results(node, run, self._machine.serve)
+        self._results = Results(node, run, self._machine.serve, patience=terms.stall)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._attempt: Attempt | None = None
         self._fetching: RecordHead | None = None
@@ -114,6 +115,7 @@ class Session:
         self._short_since: float | None = None
         self._short_of = ""
         self._told_of_jump = False
+        self._offered: _Offer | None = None
 
         self.calls = Calls()
         self.view: View | None = None
@@ -211,8 +213,9 @@ class Session:
             case events.StopFetch():
                 self._fetch_scope.cancel()
                 self._fetching = None
-            case events.PlanReceived(plan, coordinator):
-                self._take_plan(plan, coordinator)
+            case events.PlanReceived(plan, coordinator, _, round):
+                self._offered = _Offer(plan, coordinator, round)
+                self._take_plan()
             case events.Introduced(member):
                 self._node.learn(member.peer, _addresses(member))
             case events.Entered(member):
@@ -223,6 +226,7 @@ class Session:
             case events.Diverged(round, results):
                 who = ", ".join(f"{member} has {record.hex()[:12]}" for member, record in results)
                 self.calls.fail(Diverged(f"members finished round {round} with different results: {who}"))
+                self._inbox.append(events.Closing())  # nothing that this member says of the round can be relied on
             case events.Waiting(_, detail):
                 if self._short_since is None:
                     self._short_since = self._now()
@@ -240,7 +244,7 @@ class Session:
 
     async def _tick(self) -> None:
         self._drive(events.Tick())
-        while True:
+        while not self.left.is_set():
             self._timer_changed = anyio.Event()
             lease_over = self._short_since + self._terms.lease if self._short_since is not None else float("inf")
             with anyio.CancelScope(deadline=min(self._machine.next_timer, self._detector.deadline, lease_over)):
@@ -362,6 +366,7 @@ class Session:
         self._short_since = None
         if self._planner is not None:
             self._planner.observe(record)
+            self._take_plan()
         if jumped or record.round <= self.calls.rounds:
             if self.joined.is_set() and not self._told_of_jump:
                 self._fail_caller(FellBehind(self.calls.rounds + 1, record.round))
@@ -397,13 +402,7 @@ class Session:
             for holder in holders:
                 try:
                     fetched = await self._results.fetch(head, holder.peer)
-                except (
-                    HydraError,
-                    OSError,
-                    anyio.EndOfStream,
-                    anyio.IncompleteRead,
-                    anyio.BrokenResourceError,
-                ) as error:
+                except (HydraError, MemoryError, *STREAM_ERRORS) as error:
                     logger.info("cannot get the result of round %d from %s: %s", head.round, holder, error)
                     continue
                 if fetched is not None and not scope.cancel_called:
@@ -421,17 +420,29 @@ class Session:
         plan = self._planner.plan(record, view.members)
         return plan.renumbered(view.ballot.n, record.round + 1 if record else 1).to_cbor()
 
-    def _take_plan(self, content: Cbor, coordinator: MemberId) -> None:
-        if self._planner is None or self.view is None:
+    def _take_plan(self) -> None:
+        """Use the plan that was offered, once the record that it follows is here: the planner checks growth by it."""
+        offered, planner = self._offered, self._planner
+        if offered is None or planner is None or self.view is None or offered.round > self._machine.rec.round + 1:
             return
+        self._offered = None
         try:
-            plan = Plan.from_cbor(content)
-            self._planner.check(plan, self.view.members)
+            plan = Plan.from_cbor(offered.content)
+            planner.check(plan, self.view.members)
         except PlanError as error:
-            logger.warning("kept the last plan, that of coordinator %s was refused: %s", coordinator, error)
+            logger.warning("kept the last plan, that of coordinator %s was refused: %s", offered.coordinator, error)
             return
         self.plan = plan
         self._tell(PlanChanged(plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A coordinator's plan that was not looked at yet."""
+
+    content: Cbor
+    coordinator: MemberId
+    round: int
 
 
 def _addresses(member: Member) -> list[Address]:

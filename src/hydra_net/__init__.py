@@ -28,6 +28,7 @@ from hydra_net.node import Node
 from hydra_net.secure import WIRE_VERSIONS, Hello, SecureStream
 from hydra_net.threads import run_blocking
 from hydra_net.transports import (
+    STREAM_ERRORS,
     Buffer,
     ByteStream,
     MemoryNetwork,
@@ -40,6 +41,7 @@ from hydra_net.transports import (
 )
 
 __all__ = [
+    "STREAM_ERRORS",
     "WIRE_VERSIONS",
     "Address",
     "Buffer",

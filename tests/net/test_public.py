@@ -12,7 +12,7 @@ import hydra_net
 from hydra_net import HydraError, Limits
 
 # Aliases of types: they cannot carry a docstring of their own.
-ALIASES = {"Cbor", "NodeEvent", "Buffer", "WIRE_VERSIONS", "__version__"}
+ALIASES = {"Cbor", "NodeEvent", "Buffer", "STREAM_ERRORS", "WIRE_VERSIONS", "__version__"}
 
 
 def test_all_is_sorted_and_complete():

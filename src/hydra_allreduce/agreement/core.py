@@ -98,6 +98,7 @@ class Core(ABC):
         self.in_round: dict[MemberId, int] = {}
         self._ring_running = False
         self._spoiled = False  # the view's next round cannot finish in it: the ring broke or was void
+        self._void_in: Ballot | None = None  # the view in which its next round was void
         self._breaks = 0  # views made because a ring broke since the last commit
         self._on_base = False  # rec is the view's base or follows it
         self._joined = False  # has been on a base once

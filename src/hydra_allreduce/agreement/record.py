@@ -20,6 +20,7 @@ LINEAGE = 32
 """How many ids of a history travel along, so that a prefix and a fork can be told apart."""
 
 MAX_RECORD = 4 * 2**20
+MAX_RECORD_ITEMS = 2**17
 MAX_META = 64
 
 
@@ -206,7 +207,9 @@ class RoundRecord:
     @staticmethod
     def decode(data: bytes) -> RoundRecord:
         """Read what ``encode`` made. Raises ValueError on everything else."""
-        round_, prev, ballot, contributions, digest, voters = array(decode(data, limit=MAX_RECORD), 6, "record")
+        round_, prev, ballot, contributions, digest, voters = array(
+            decode(data, limit=MAX_RECORD, max_items=MAX_RECORD_ITEMS), 6, "record"
+        )
         shares = items(contributions, Contribution.from_cbor, "contributions")
         members = [c.member for c in shares]
         if len(set(members)) != len(members):

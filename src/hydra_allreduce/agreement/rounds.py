@@ -162,6 +162,9 @@ class Rounds(Core):
         assert view
         if (self.held and self.held.prev == self.rec.id) or (view.carry and view.carry.prev == self.rec.id):
             return  # finished, so it cannot be void
+        if self._void_in == view.ballot:
+            return  # said already: a call made since then is for the next view
+        self._void_in = view.ballot
         self._spoiled = True
         self._stop_ring("the members' calls do not fit together")
         if self.call and self.call.round == number:
@@ -280,6 +283,7 @@ class Rounds(Core):
         self._stop_fetch()
         self._stop_ring("the round was decided")
         self._on_base = self._joined = True
+        self._void_in = None
         self._spoiled = False
         self._breaks = 0
         self.late = {}

@@ -18,6 +18,8 @@ ATTEMPT_BYTES = 32
 
 _PARKED_PER_PEER = 4
 _PARKED = 256
+_PATIENCE = 10.0
+"""Seconds until a stream must have said which attempt it is for, and until somebody must want it then."""
 
 
 class RingLinks:
@@ -57,6 +59,7 @@ class RingLinks:
             finally:
                 self._arrived.pop(key, None)
         parked = self._parked.pop(key)
+        parked.taken.set()
         try:
             yield parked.stream
         finally:
@@ -65,13 +68,17 @@ class RingLinks:
 
     async def _take(self, stream: SecureStream) -> None:
         """Hand an incoming stream over, and stay until it is no longer used: returning closes it."""
-        key = (await receive_exactly(stream, ATTEMPT_BYTES), stream.peer)
+        with anyio.fail_after(_PATIENCE):
+            key = (await receive_exactly(stream, ATTEMPT_BYTES), stream.peer)
         self._make_room(key)
         parked = self._parked[key] = _Parked(stream)
         if event := self._arrived.get(key):
             event.set()
         try:
-            await parked.done.wait()
+            with anyio.move_on_after(_PATIENCE):
+                await parked.taken.wait()
+            if parked.taken.is_set():
+                await parked.done.wait()
         finally:
             if self._parked.get(key) is parked:
                 del self._parked[key]
@@ -79,16 +86,21 @@ class RingLinks:
     def _make_room(self, key: tuple[bytes, PeerId]) -> None:
         same_peer = [other for other in self._parked if other[1] == key[1]]
         if key in self._parked:
-            self._parked.pop(key).done.set()
+            self._parked.pop(key).drop()
         elif len(same_peer) >= _PARKED_PER_PEER:
-            self._parked.pop(same_peer[0]).done.set()
+            self._parked.pop(same_peer[0]).drop()
         elif len(self._parked) >= _PARKED:
-            self._parked.pop(next(iter(self._parked))).done.set()
+            self._parked.pop(next(iter(self._parked))).drop()
 
 
 class _Parked:
-    __slots__ = ("done", "stream")
+    __slots__ = ("done", "stream", "taken")
 
     def __init__(self, stream: SecureStream) -> None:
         self.stream = stream
+        self.taken = anyio.Event()
         self.done = anyio.Event()
+
+    def drop(self) -> None:
+        self.taken.set()
+        self.done.set()

@@ -2,6 +2,7 @@
 
 from hydra_net.transports.memory import MemoryNetwork, MemoryTransport
 from hydra_net.transports.stream import (
+    STREAM_ERRORS,
     Buffer,
     ByteStream,
     Transport,
@@ -12,6 +13,7 @@ from hydra_net.transports.stream import (
 from hydra_net.transports.tcp import TcpTransport
 
 __all__ = [
+    "STREAM_ERRORS",
     "Buffer",
     "ByteStream",
     "MemoryNetwork",

@@ -19,10 +19,28 @@ if TYPE_CHECKING:
 
     from hydra_net.address import Address
 
-__all__ = ["OFFER", "Buffer", "ByteStream", "Transport", "receive_exactly", "receive_exactly_into", "wait_any"]
+__all__ = [
+    "OFFER",
+    "STREAM_ERRORS",
+    "Buffer",
+    "ByteStream",
+    "Transport",
+    "receive_exactly",
+    "receive_exactly_into",
+    "wait_any",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 _Method: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+
+STREAM_ERRORS = (
+    OSError,
+    anyio.EndOfStream,
+    anyio.IncompleteRead,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+)
+"""What using a stream can raise when the other side or the path is at fault: catch these to give a peer up."""
 
 OFFER = 256 * 1024
 """Bytes that the default ``try_send`` offers at a time, and the read-ahead of the default receiving side.
