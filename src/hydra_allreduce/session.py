@@ -116,6 +116,7 @@ class Session:
         self._short_of = ""
         self._told_of_jump = False
         self._offered: _Offer | None = None
+        self._observed = 0  # the round of the record that the planner has seen last
 
         self.calls = Calls()
         self.view: View | None = None
@@ -366,6 +367,7 @@ class Session:
         self._short_since = None
         if self._planner is not None:
             self._planner.observe(record)
+            self._observed = record.round
             self._take_plan()
         if jumped or record.round <= self.calls.rounds:
             if self.joined.is_set() and not self._told_of_jump:
@@ -423,7 +425,7 @@ class Session:
     def _take_plan(self) -> None:
         """Use the plan that was offered, once the record that it follows is here: the planner checks growth by it."""
         offered, planner = self._offered, self._planner
-        if offered is None or planner is None or self.view is None or offered.round > self._machine.rec.round + 1:
+        if offered is None or planner is None or self.view is None or offered.round > self._observed + 1:
             return
         self._offered = None
         try:
