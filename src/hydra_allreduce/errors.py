@@ -20,14 +20,14 @@ class GroupFailed(GroupError):
 
 
 class TooFewPeers(GroupError):
-    """Fewer than ``min_peers`` members could be reached for longer than the lease.
+    """No view with ``min_peers`` members, or with somebody who has the last result, could be had for a whole lease.
 
     The group goes on trying. The call's arrays stay in their round: call again to wait on for it, or leave.
     """
 
     def __init__(self, min_peers: int, reason: str) -> None:
         super().__init__(
-            f"fewer than min_peers={min_peers} members can be reached ({reason}); call again to wait for more, or leave"
+            f"no round can be run (min_peers={min_peers}): {reason}; call again to wait for more, or leave"
         )
         self.min_peers = min_peers
 
