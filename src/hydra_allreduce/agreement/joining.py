@@ -160,7 +160,19 @@ class Joining(Changes):
 
     def _on_bye(self, sender: MemberId) -> None:
         self.contacts.pop(sender.peer, None)
-        self._suspect(sender, "left")
+        if self._matters(sender):
+            self._suspect(sender, "left")
+
+    def _matters(self, member: MemberId) -> bool:
+        """Whether this member waits for that one in any way: strangers must not fill the list of suspects."""
+        view, proposal = self.view, self.proposal
+        return (
+            (view is not None and member in view.by_id)
+            or (proposal is not None and member in proposal.targets)
+            or member in self.joins
+            or member in self.joiners
+            or member == self.join_to
+        )
 
     # ----------------------------------------------------------------------------------------------------- suspicions
 

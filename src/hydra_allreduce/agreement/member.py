@@ -13,6 +13,11 @@ JOIN_LAPSE = 4
 """Periods after which the wish to be let in lapses: two that ask each other must not wait for ever."""
 
 
+MAX_LEAP = 2**32
+"""How far ahead of all ballots known one may be: a stranger must not be able to use the numbers up. A run that made a
+hundred views a second would take a year to get that far without its newcomers."""
+
+
 class MemberMachine(Joining):
     """A member's side of the agreement on views and rounds.
 
@@ -86,6 +91,10 @@ class MemberMachine(Joining):
         sender = event.sender
         if sender == self.id:
             self._drop(sender, "a frame from a stranger in this member's name")
+            return
+        ballot = messages.highest_ballot(event.message)
+        if ballot is not None and ballot.n > max(self.promised, self.seen).n + MAX_LEAP:
+            self._drop(sender, f"ballot {ballot} is further ahead than any run can have got")
             return
         if sender in self.suspects:
             del self.suspects[sender]

@@ -324,6 +324,22 @@ _READ: dict[int, tuple[int, Callable[[Sequence[Cbor]], Message]]] = {
 }
 
 
+def highest_ballot(message: Message) -> Ballot | None:
+    """Return the highest ballot that a message speaks of, among those that a member takes over from others."""
+    match message:
+        case Join(_, promised) | Refuse(_, promised):
+            return promised
+        case Propose(ballot, view):
+            return max(ballot, view.ballot) if view else ballot
+        case Install(view):
+            return view.ballot
+        case Status(view, promised):
+            return max(view.ballot, promised)
+        case Promise(_, report) if report.view:
+            return report.view.ballot
+    return None
+
+
 def encode_message(message: Message) -> Cbor:
     """Return the message as a value for the codec."""
     return _WRITE[type(message)](message)
