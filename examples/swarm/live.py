@@ -24,7 +24,7 @@ _STATUS = {
     "failed": ("✘", "bold red"),
 }
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_WIDTH = 24
+_WIDTH = 48
 _EVERY = 0.08  # seconds between two pictures
 
 
@@ -83,7 +83,7 @@ class LiveView:
         ):
             text.append(f"{label} ", style="dim")
             text.append(f"{value}   ", style="bold")
-        text.append("loss so far ", style="dim")
+        text.append("\nloss so far ", style="dim")
         text.append(self._sparkline(), style="cyan")
         return text
 
@@ -112,8 +112,8 @@ class LiveView:
         for peer in self._board.peers:
             colour = _COLOURS[peer.number % len(_COLOURS)]
             size = latest.sizes.get(peer.id, 0) if latest else 0
-            bar = Text("█" * round(30 * size / max(1, largest)), style=colour)
-            busy = f"{peer.busy * 1e3:.0f} ms" if peer.busy and size else ""
+            bar = _bar(size, largest, colour)
+            busy = f"{peer.busy * 1e3:.1f} ms" if peer.busy and size else ""
             table.add_row(
                 Text(f"{peer.number}", style=f"bold {colour}"),
                 peer.id[:8],
@@ -125,7 +125,7 @@ class LiveView:
         own = {peer.id for peer in self._board.peers}
         for other, size in latest.sizes.items() if latest else ():
             if other not in own:
-                bar = Text("█" * round(30 * size / max(1, largest)), style="white")
+                bar = _bar(size, largest, "white")
                 table.add_row("", other[:8], Text("● by hand", style="white"), f"{size}", bar, "")
         return table
 
@@ -137,3 +137,10 @@ class LiveView:
         if self._board.latest and peer.id and peer.id == self._board.latest.coordinator and peer.status == "training":
             text.append(" ♛", style="yellow")
         return text
+
+
+def _bar(size: int, largest: int, colour: str) -> RenderableType:
+    """As long as the column is wide for the largest job."""
+    if not size:
+        return Text()
+    return ProgressBar(total=largest, completed=size, complete_style=colour, finished_style=colour)
