@@ -49,7 +49,7 @@ class Contacts:
                 first_tries.start_soon(self._ask, contact, tasks)
 
     async def _ask(self, contact: PeerId | Address, tasks: anyio.abc.TaskGroup) -> None:
-        if not await self._try(contact):
+        if not await self._try(contact, logging.WARNING):
             tasks.start_soon(self._retry, contact)
 
     async def _retry(self, contact: PeerId | Address) -> None:
@@ -57,15 +57,15 @@ class Contacts:
         while True:
             await anyio.sleep(wait)
             wait = min(2 * wait, RETRY_MAX)
-            if await self._try(contact):
+            if await self._try(contact, logging.INFO):  # said once aloud is enough: it may be away for good
                 return
 
-    async def _try(self, contact: PeerId | Address) -> bool:
+    async def _try(self, contact: PeerId | Address, level: int) -> bool:
         try:
             with anyio.fail_after(self._patience):
                 peer = await self._node.connect(contact)
         except (HydraError, TimeoutError) as error:
-            logger.warning("cannot ask %s for the run, will try again: %s", contact, str(error) or "no answer")
+            logger.log(level, "cannot ask %s for the run, will try again: %s", contact, str(error) or "no answer")
             return False
         if peer != self._node.id:
             self._found(peer)

@@ -30,6 +30,7 @@ from hydra_allreduce.agreement import (
 from hydra_allreduce.agreement.detector import Detector
 from hydra_allreduce.agreement.member import MemberMachine
 from hydra_allreduce.agreement.messages import decode_message, encode_message
+from hydra_allreduce.agreement.view import MAX_ADDRESS, MAX_ADDRESSES
 from hydra_allreduce.attempt import Attempt, Start
 from hydra_allreduce.calls import Call, Calls
 from hydra_allreduce.contacts import Contacts
@@ -61,7 +62,6 @@ from hydra_net import (
 
 logger = logging.getLogger("hydra_allreduce")
 
-_MAX_ADDRESSES = 4
 _MAX_WORDS = 200
 
 
@@ -80,12 +80,17 @@ class Session:
 
     def __init__(self, node: Node, genesis: Genesis, terms: Terms, planner: Planner | None, rng: Random) -> None:
         run = genesis.run_id.hex()
-        addresses = tuple(str(address.without_peer()) for address in node.addresses)[:_MAX_ADDRESSES]
+        addresses = [str(address.without_peer()) for address in node.addresses]
         self._node = node
         self._terms = terms
         self._planner = planner
         self._method = f"hydra/group/{run}"
-        self._me = Member(node.id, rng.getrandbits(63), "follower", addresses)
+        self._me = Member(
+            node.id,
+            rng.getrandbits(63),
+            "follower",
+            tuple(a for a in addresses if a.isascii() and len(a) <= MAX_ADDRESS)[:MAX_ADDRESSES],
+        )
         self._machine = MemberMachine(
             self._me,
             genesis,
@@ -132,7 +137,7 @@ class Session:
     # ------------------------------------------------------------------------------------------ for the group
 
     async def run(self) -> None:
-        """Take part until cancelled. Raises only what is a bug here, or the planner's."""
+        """Take part until cancelled. Raises what is a bug here or in the planner, and NodeFailed."""
         with ExitStack() as stack:
             stack.enter_context(self._node.handle_inline(self._method, self._receive))
             stack.enter_context(self._links.serving())

@@ -13,7 +13,11 @@ __all__ = ["Clock", "SystemClock", "ambient_clock", "default_clock"]
 
 @runtime_checkable
 class Clock(Protocol):
-    """Where a node gets the time from."""
+    """Where a node gets the time from.
+
+    ``monotonic`` has to be the event loop's own clock (``anyio.current_time()``), shifted by nothing: the
+    deadlines computed from it are waited for there. A clock of your own is for ``wall``.
+    """
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary instant; the clock that deadlines and cancel scopes use."""

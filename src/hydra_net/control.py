@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from hydra_net.codec import Cbor, CodecError, decode, encode, encode_frame
 from hydra_net.errors import LocalProtocolError
+from hydra_net.secure.hello import STREAM
 
 __all__ = [
     "Failure",
@@ -146,7 +147,7 @@ def decode_message(data: bytes, *, limit: int) -> Message:
 
 def check_method(method: str) -> None:
     """Raise LocalProtocolError if ``method`` cannot be a method's or a protocol's name."""
-    if not 0 < len(method) <= MAX_METHOD - len("stream:"):
+    if not 0 < len(method) <= MAX_METHOD - len(STREAM):
         raise LocalProtocolError(f"a name has 1 to {MAX_METHOD - len('stream:')} characters: {method[:200]!r}")
 
 

@@ -12,18 +12,13 @@ from hydra_net.errors import HydraError, RemoteProtocolError
 from hydra_net.handlers import Handlers
 from hydra_net.identity import PeerId
 from hydra_net.limits import Limits
-from hydra_net.secure.hello import Hello
+from hydra_net.secure.hello import RPC, STREAM, Hello
 from hydra_net.secure.stream import HandshakeCore, SecureStream, handshake
 from hydra_net.transports.stream import ByteStream
 
-__all__ = ["ANSWER", "RPC", "STREAM", "Incoming"]
+__all__ = ["Incoming"]
 
 _log = logging.getLogger("hydra_net")
-
-RPC = "rpc"
-STREAM = "stream:"
-ANSWER = "answer"
-"""A hello's purpose: a control connection; a stream of the protocol that follows; the answer to either."""
 
 MakeCore = Callable[[Callable[[Hello], tuple[str, str] | None]], HandshakeCore]
 

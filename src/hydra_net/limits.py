@@ -11,8 +11,8 @@ __all__ = ["Limits"]
 class Limits:
     """Bounds of one node; sizes in bytes, times in seconds. Raises ValueError if one is not positive."""
 
-    frame: int = 64 * 1024
-    """The longest control frame, sent or received."""
+    frame: int = 256 * 1024
+    """The longest control frame, sent or received. What a group of 256 members says of itself fits."""
 
     hello: int = 4 * 1024
     """The longest frame of a handshake: read before anything is known about the peer."""
@@ -21,10 +21,11 @@ class Limits:
     """A handshake that takes longer ends."""
 
     half_open: int = 256
-    """Incoming handshakes under way at a time; more connections are closed at once."""
+    """Incoming handshakes under way at a time; one more ends the oldest."""
 
-    connections: int = 128
-    """Control connections; the one that was used least recently goes when there are more."""
+    connections: int = 320
+    """Control connections; the one that was used least recently goes when there are more. More than a group has
+    members, or its connections would push out each other."""
 
     streams: int = 1024
     """Incoming bulk streams open at a time; more are refused."""
@@ -49,7 +50,7 @@ class Limits:
     """Addresses remembered of one peer; the oldest go."""
 
     known_peers: int = 4096
-    """Peers whose addresses are remembered; those unused the longest go."""
+    """Peers that are remembered with their addresses; the first to go are those learned the longest ago."""
 
     events: int = 1024
     """Events queued for one subscriber; one that falls further behind loses the oldest and is told how many."""

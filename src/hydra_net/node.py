@@ -25,11 +25,11 @@ from hydra_net.errors import LocalProtocolError, NodeClosed, NodeFailed, PeerUnr
 from hydra_net.events import EventStream, NodeEvent
 from hydra_net.handlers import Handler, Handlers, InlineHandler, StreamHandler
 from hydra_net.identity import Identity, PeerId
-from hydra_net.incoming import ANSWER, STREAM, Incoming
+from hydra_net.incoming import Incoming
 from hydra_net.interfaces import expand_wildcards
 from hydra_net.limits import Limits
 from hydra_net.pool import Pool
-from hydra_net.secure.hello import MAX_ADDRESSES, NONCE, Hello
+from hydra_net.secure.hello import ANSWER, MAX_ADDRESSES, NONCE, STREAM, Hello
 from hydra_net.secure.plain import PlainHandshake
 from hydra_net.secure.stream import SecureStream
 from hydra_net.threads import run_blocking

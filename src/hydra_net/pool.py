@@ -22,7 +22,7 @@ from hydra_net.handlers import Handlers
 from hydra_net.identity import PeerId
 from hydra_net.limits import Limits
 from hydra_net.rpc import Connection, NotUsable
-from hydra_net.secure.hello import Hello
+from hydra_net.secure.hello import RPC, Hello
 from hydra_net.secure.stream import SecureStream
 
 __all__ = ["Pool"]
@@ -327,7 +327,7 @@ class Pool:
         if entry.usable is not None:
             return None
         try:
-            result = await self._dialer.dial(self._book.of(entry.id), "rpc", entry.id, self._wanted(dial))
+            result = await self._dialer.dial(self._book.of(entry.id), RPC, entry.id, self._wanted(dial))
         except Abandon:
             return None
         except RemoteError as refused:
@@ -351,7 +351,7 @@ class Pool:
         dial.error = NodeClosed("this node is closing")
         try:
             try:
-                result = await self._dialer.dial([address], "rpc", None, self._wanted(dial))
+                result = await self._dialer.dial([address], RPC, None, self._wanted(dial))
             except Abandon:
                 assert dial.peer is not None
                 self._book.learn(dial.peer, [address])
@@ -391,7 +391,7 @@ class Pool:
 
         def check(hello: Hello) -> None:
             if hello.refused is not None:
-                raise RemoteError(hello.peer, "rpc", *hello.refused)
+                raise RemoteError(hello.peer, RPC, *hello.refused)
             entry = self._peer(hello.peer)
             dial.peer = hello.peer
             if entry.usable is not None or (entry.dial is not None and entry.dial is not dial and entry.dial.proven):

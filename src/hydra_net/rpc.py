@@ -27,7 +27,7 @@ from hydra_net.control import (
     encode_message,
 )
 from hydra_net.errors import ConnectionLost, HydraError, RemoteError, RemoteProtocolError
-from hydra_net.handlers import Caller, Handler, Handlers, InlineHandler
+from hydra_net.handlers import Caller, Handler, Handlers
 from hydra_net.limits import Limits
 from hydra_net.secure.stream import SecureStream
 
@@ -355,7 +355,7 @@ class Connection:
         if inline := self._handlers.inline.get(request.method):
             answer: Response | Failure
             try:
-                answer = Response(request.number, self._inline(inline, request.body))
+                answer = Response(request.number, inline(self._caller, request.body))
             except RemoteProtocolError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a handler raises is the caller's answer
@@ -379,15 +379,12 @@ class Connection:
             _log.debug("peer %s posted to %r, which nobody serves here", self.peer.short, method)
             return
         try:
-            self._inline(inline, body)
+            inline(self._caller, body)
         except RemoteProtocolError:
             raise
         except Exception:  # noqa: BLE001
             # There is nobody to tell but our own log, and the peer is not to blame for our handler.
             _log.exception("the handler of %r failed on a post from peer %s", method, self.peer.short)
-
-    def _inline(self, handler: InlineHandler, body: Cbor) -> Cbor:
-        return handler(self._caller, body)
 
     def _failure(self, request: Request, error: Exception) -> Failure:
         """What the caller gets to know: the kind and the text, no traceback. The log gets all of it."""

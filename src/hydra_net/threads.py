@@ -18,12 +18,11 @@ _Ts = TypeVarTuple("_Ts")
 in_line: ContextVar[bool] = ContextVar("hydra_net.threads.in_line", default=False)
 
 
-async def run_blocking(function: Callable[[*_Ts], _T], *args: *_Ts, abandon: bool = False) -> _T:
+async def run_blocking(function: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
     """Run ``function(*args)`` in a worker thread and return what it returns or raise what it raises.
 
-    Cancellation cannot stop a thread. By default it waits until the function has returned, so that nothing still works
-    on the caller's data afterwards; the result is lost. With ``abandon=True`` cancellation returns at once and the
-    thread finishes on its own, its result and its exception unseen.
+    Cancellation cannot stop a thread: it waits until the function has returned, so that nothing still works on the
+    caller's data afterwards; the result is lost.
 
     Inside :func:`hydra_net.testing.simulate` the function runs in the event loop, between two scheduling points.
     """
@@ -32,4 +31,4 @@ async def run_blocking(function: Callable[[*_Ts], _T], *args: *_Ts, abandon: boo
         result = function(*args)
         await anyio.lowlevel.cancel_shielded_checkpoint()
         return result
-    return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=abandon)
+    return await anyio.to_thread.run_sync(function, *args)

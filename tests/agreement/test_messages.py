@@ -27,9 +27,14 @@ from hydra_allreduce.agreement import (
     genesis_record,
     messages,
 )
+from hydra_allreduce.agreement.shape import MAX_MEMBERS
 from hydra_allreduce.agreement.view import Link
 from hydra_allreduce.testing import Model, Schedule, check
+from hydra_net import Limits
 from hydra_net.codec import decode, encode
+from hydra_net.control import Post
+from hydra_net.control import decode_message as decode_frame_of
+from hydra_net.control import encode_message as encode_frame_of
 from hydra_net.identity import PeerId
 
 ME = Member(PeerId(bytes(range(32))), 2**63 - 1, "contributor", ("tcp://192.0.2.7:4001",), 3)
@@ -301,3 +306,52 @@ def test_a_group_runs_through_the_codec():
     trace = Model(4).run(Schedule(seed=3, codec=True, founding="wild", steps=200))
     check(trace)
     assert trace.certified
+
+
+# ------------------------------------------------------------------ sizes
+
+
+def test_the_largest_group_fits_into_a_control_frame():
+    """256 members with as many addresses, departures and avoided links, in as many bytes, as may be."""
+    number = 2**62
+    members = tuple(
+        Member(PeerId(bytes([255, i]) * 16), number, "contributor", ("a" * 100,) * 4, 1) for i in range(256)
+    )
+    ids = tuple(m.id for m in members)
+    ballot = Ballot(number, ids[0])
+    top = Lineage(number, tuple(bytes([i]) * 32 for i in range(32)))
+    view = View(
+        ballot,
+        members,
+        ids,
+        ids,
+        top.head,
+        RecordHead(number + 1, b"\x03" * 32, top.head.id),
+        tuple(Link(a, b, number) for a, b in zip(ids, ids[1:] + ids[:1], strict=True)),
+        tuple(Departure(m, "\N{FACE WITH TEARS OF JOY}" * 200) for m in ids[:64]),
+        ids,
+    )
+    plan = messages.Plan(ballot, number, [[bytes(m.peer), number] for m in members])
+    report = Report(members[0], view, top, ids, view.carry, ballot, top, True)
+    for message in (
+        messages.Install(view, top, plan),
+        messages.Promise(ballot, report),
+        messages.Joiners(members),
+        messages.Commit(ballot, view.attempt, top.head, plan),
+    ):
+        body = [number, number, encode_message(message)]
+        frame = encode_frame_of(Post("hydra/group/" + "0" * 64, body), limit=Limits().frame)
+        post = decode_frame_of(frame[4:], limit=Limits().frame)
+        assert isinstance(post, Post)
+        assert isinstance(post.body, list)
+        assert decode_message(post.body[2]) == message
+
+
+def test_the_connections_of_the_largest_group_do_not_push_out_each_other():
+    assert Limits().connections > MAX_MEMBERS
+
+
+@pytest.mark.parametrize("address", ["a" * 101, "tcp://\N{SNOWMAN}:1"])
+def test_no_member_makes_the_others_frames_long(address):
+    with pytest.raises(ValueError, match="address"):
+        decode_message(encode_message(messages.Joiners((replace(ME, addresses=(address,)),))))

@@ -151,7 +151,7 @@ async def test_what_a_handler_raises_is_the_callers_remote_error(world, caplog):
 
 async def test_an_answer_that_cannot_be_sent_is_an_error_for_the_caller(world):
     async def answer(caller, body):
-        return b"x" * 70_000 if body == "long" else {1, 2}
+        return b"x" * Limits().frame if body == "long" else {1, 2}
 
     async with pair(world) as (a, b):
         with b.handle("answer", answer):
@@ -162,7 +162,7 @@ async def test_an_answer_that_cannot_be_sent_is_an_error_for_the_caller(world):
 
 async def test_what_cannot_be_sent_is_refused_where_it_is_made(world):
     async with pair(world) as (a, b):
-        for body in ({1, 2}, 2**64, b"x" * 70_000):
+        for body in ({1, 2}, 2**64, b"x" * Limits().frame):
             with pytest.raises(LocalProtocolError):
                 await a.call(b.id, "echo", body)
             with pytest.raises(LocalProtocolError):

@@ -197,7 +197,7 @@ async def test_a_failing_handler_is_logged_with_the_reason(caplog):
 
 @pytest.mark.anyio
 async def test_no_descriptors_left_means_waiting(caplog, monkeypatch):
-    monkeypatch.setattr("hydra_net.transports.tcp._ROOM_CHECK", 0.001)
+    monkeypatch.setattr("hydra_net.transports.tcp._RETRY", 0.001)
 
     async def handler(stream):
         await stream.send(b"at last")
@@ -230,6 +230,53 @@ async def test_no_descriptors_left_means_waiting(caplog, monkeypatch):
         with anyio.fail_after(5):
             assert await receive_exactly(stream, 7) == b"at last"
         await stream.aclose()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("code", "warnings"), [(errno.ECONNABORTED, 0), (errno.ENOBUFS, 1), (errno.EOPNOTSUPP, 1)])
+async def test_a_failing_accept_is_tried_again_and_said_once(code, warnings, caplog, monkeypatch):
+    """A firewall or a system that is short of something may fail any accept, for one connection or for a while."""
+    failures = [OSError(code, os.strerror(code)) for _ in range(3)]
+    accept = socket.socket.accept
+
+    def failing(listener):
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    async def handler(stream):
+        await stream.send(b"here")
+
+    monkeypatch.setattr("hydra_net.transports.tcp._RETRY", 0.001)
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    with anyio.fail_after(10):
+        async with serving(tcp(), handler) as addresses, await TcpTransport().dial(addresses[0]) as stream:
+            assert await receive_exactly(stream, 4) == b"here"
+    assert not failures
+    assert len(caplog.records) == warnings
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_was_reset_before_it_was_accepted_ends_nothing(monkeypatch):
+    """Some systems then refuse to set options on it."""
+    refused = anyio.Event()
+
+    def refuse(sock):
+        refused.set()
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    async def handler(stream):
+        await stream.send(b"here")
+
+    with anyio.fail_after(10):
+        async with serving(tcp(), handler) as addresses:
+            with monkeypatch.context() as patch:
+                patch.setattr("hydra_net.transports.tcp._set_options", refuse)
+                client = socket.create_connection((addresses[0].host, addresses[0].port))
+                client.close()
+                await refused.wait()
+            async with await TcpTransport().dial(addresses[0]) as stream:
+                assert await receive_exactly(stream, 4) == b"here"
 
 
 @pytest.mark.anyio

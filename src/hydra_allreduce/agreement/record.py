@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from hydra_allreduce.agreement.genesis import Genesis
 from hydra_allreduce.agreement.ids import NO_BALLOT, Ballot, MemberId
-from hydra_allreduce.agreement.shape import MAX_MEMBERS, array, blob, items, number, text
+from hydra_allreduce.agreement.shape import array, blob, items, number, text
 from hydra_net.codec import Cbor, decode, encode
 
 RecordId = bytes
@@ -234,5 +234,3 @@ def genesis_record(genesis: Genesis) -> RoundRecord:
 
 Kind = Literal["committed", "held"]
 """What a record that is being fetched is: committed already, or finished and carried by the view."""
-
-assert MAX_MEMBERS <= 256

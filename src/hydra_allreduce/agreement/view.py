@@ -17,6 +17,7 @@ __all__ = ["NO_BALLOT", "Ballot", "Departure", "Link", "Member", "MemberId", "Ro
 
 Role = Literal["contributor", "follower"]
 MAX_ADDRESSES = 4
+MAX_ADDRESS = 100
 MAX_CAUSE = 200
 MAX_LOST = 64
 
@@ -58,9 +59,16 @@ class Member:
             PeerId(blob(peer, "peer id", size=32)),
             number(incarnation, "incarnation"),
             "contributor" if contributor else "follower",
-            tuple(items(addresses, lambda v: text(v, "address", at_most=200), "addresses", at_most=MAX_ADDRESSES)),
+            tuple(items(addresses, _address, "addresses", at_most=MAX_ADDRESSES)),
             number(wire, "wire version", at_most=2**32),
         )
+
+
+def _address(value: Cbor) -> str:
+    address = text(value, "address", at_most=MAX_ADDRESS)
+    if not address.isascii():
+        raise ValueError("an address has other characters than ASCII's")
+    return address
 
 
 class Link(NamedTuple):

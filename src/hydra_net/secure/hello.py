@@ -10,10 +10,15 @@ from hydra_net.codec import Cbor, CodecError, decode, encode
 from hydra_net.errors import InvalidAddress, RemoteProtocolError, VersionMismatch
 from hydra_net.identity import PeerId, peer_id
 
-__all__ = ["WIRE_VERSIONS", "Hello"]
+__all__ = ["ANSWER", "RPC", "STREAM", "WIRE_VERSIONS", "Hello"]
 
 WIRE_VERSIONS = (1, 1)
 """The lowest and the highest wire version that this code speaks."""
+
+RPC = "rpc"
+STREAM = "stream:"
+ANSWER = "answer"
+"""A hello's purpose: a control connection; a stream of the protocol whose name follows; the answer to either."""
 
 MAX_FEATURES = 32
 MAX_ADDRESSES = 8
@@ -25,8 +30,8 @@ NONCE = 32
 class Hello:
     """One side's first message. Nothing in it is believed before the handshake has proven its ``key``.
 
-    ``versions`` is (lowest, highest), ``wall`` the sender's Unix time in milliseconds, ``purpose`` "rpc" or "stream:"
-    and the protocol's name, ``instance`` a number drawn anew whenever the node starts. ``refused`` is set in an answer
+    ``versions`` is (lowest, highest), ``wall`` the sender's Unix time in milliseconds, ``purpose`` one of
+    those above, ``instance`` a number drawn anew whenever the node starts. ``refused`` is set in an answer
     that declines the purpose: a kind and a text.
     """
 

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import anyio
@@ -22,9 +23,10 @@ from hydra_net.transports.stream import ByteStream
 
 _log = logging.getLogger(__name__)
 
-# What accept() reports when this machine has no room for one more connection now.
-_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_ROOM_CHECK = 0.1  # seconds between attempts to accept then
+# What accept() reports of a connection that failed while it waited to be accepted; the next one may be well. Anything
+# else, such as no room for one more descriptor, is waited out.
+_FAILED_BEFORE = frozenset({errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM, errno.ETIMEDOUT})
+_RETRY = 0.1  # seconds
 
 
 class TcpTransport:
@@ -132,23 +134,24 @@ class TcpTransport:
 async def _accept(
     listener: socket.socket, handler: Callable[[ByteStream], Awaitable[None]], tasks: TaskGroup
 ) -> NoReturn:
-    full = False
+    waiting = False
     while True:
         try:
             sock, name = listener.accept()
         except (BlockingIOError, InterruptedError):
             await anyio.wait_readable(listener)
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                if not full:
-                    _log.warning("cannot accept connections until there is room again: %s", error)
-                full = True
-                await anyio.sleep(_ROOM_CHECK)
-            else:  # the connection failed before it was accepted
+            if error.errno in _FAILED_BEFORE:
                 await anyio.lowlevel.checkpoint()
+            else:  # no room, or something that may last: trying on at full speed would help nobody
+                if not waiting:
+                    _log.warning("cannot accept connections now, will go on trying: %s", error)
+                waiting = True
+                await anyio.sleep(_RETRY)
         else:
-            full = False
-            _set_options(sock)
+            waiting = False
+            with suppress(OSError):  # reset already: the handler will see it
+                _set_options(sock)
             tasks.start_soon(run_handler, SocketStream(sock), name[0], handler)
             await anyio.lowlevel.checkpoint()
 
