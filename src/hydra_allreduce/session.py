@@ -199,6 +199,8 @@ class Session:
     def _perform(self, action: events.Action) -> None:
         match action:
             case events.Send(to, incarnation, message):
+                if to == self._node.id:
+                    return  # to an earlier process of this peer: nobody is there any more
                 self._node.post(to, self._method, [self._me.incarnation, incarnation, encode_message(message)])
             case events.StartRing(_, round, base, number):
                 call, attempt = self.calls.pending, self._attempt

@@ -83,6 +83,7 @@ class Changes(Rounds):
         if view is None and message.view is not None and self.join_to is None:
             self._ask_to_join(sender, send=False)  # it is being let in: no need to found a run of its own
         if ballot > self.promised:
+            self._forget_silent_joiners()
             self.proposal = None
             self._promise(ballot)
             self._send(sender, messages.Promise(ballot, self.report()))
@@ -91,9 +92,17 @@ class Changes(Rounds):
         elif view is None or view.ballot < ballot:
             self._send(sender, messages.Promise(ballot, self.report()))
 
+    def _forget_silent_joiners(self) -> None:
+        """A proposal gives way. Had it waited for a joiner that is gone, so would the next: two leaders would take
+        turns for ever. One that is alive asks again."""
+        if self.proposal:
+            for m in [m for m in self.joins if m in self.proposal.targets and m not in self.proposal.reports]:
+                del self.joins[m]
+
     def _on_refuse(self, sender: MemberId, message: messages.Refuse) -> None:
         self.seen = max(self.seen, message.promised)
         if self.proposal and self.proposal.ballot == message.ballot:
+            self._forget_silent_joiners()
             self.proposal = None  # the timer tries again, if this member leads
 
     def _on_promise(self, sender: MemberId, message: messages.Promise) -> None:

@@ -316,12 +316,17 @@ def _junior(contributors: Sequence[MemberId], links: Iterable[Link]) -> tuple[Me
     return ()
 
 
+def is_fresh(link: Link, round: int) -> bool:
+    """Whether a broken link is still avoided by a view that is built on ``round``."""
+    return round < link.round + LINK_ROUNDS
+
+
 def _links(
     view: View | None, broken: tuple[Link, ...], members: Sequence[MemberId], base: RecordHead
 ) -> tuple[Link, ...]:
     known: dict[tuple[MemberId, MemberId], Link] = {}
     for link in (*(view.avoid if view else ()), *broken):
-        if link.a in members and link.b in members and base.round < link.round + LINK_ROUNDS:
+        if link.a in members and link.b in members and is_fresh(link, base.round):
             known[min(link.a, link.b), max(link.a, link.b)] = link
     return tuple(known.values())[-MAX_LOST:]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hydra_allreduce.agreement import events, messages
 from hydra_allreduce.agreement.changes import Changes
+from hydra_allreduce.agreement.decide import is_fresh
 from hydra_allreduce.agreement.ids import Ballot, MemberId
 from hydra_allreduce.agreement.quorum import is_certified
 from hydra_allreduce.agreement.shape import MAX_MEMBERS
@@ -123,7 +124,7 @@ class Joining(Changes):
         for known in (self.joiners, self.joins):
             for m in [m for m in known if m.peer == k.peer and m != k]:
                 del known[m]
-                self.suspects[m] = "restarted"
+                self._note_suspect(m, "restarted")
         if self.view and k not in self.view.by_id:
             for m in [m for m in self.view.by_id if m.peer == k.peer and m != self.id and m not in self.suspects]:
                 self._suspect(m, "restarted")
@@ -179,9 +180,7 @@ class Joining(Changes):
     def _suspect(self, member: MemberId, cause: str) -> None:
         if member == self.id:
             return
-        if len(self.suspects) >= MAX_SUSPECTS and member not in self.suspects:
-            del self.suspects[next(iter(self.suspects))]
-        self.suspects[member] = cause[:200]
+        self._note_suspect(member, cause)
         self.joins.pop(member, None)
         self.joiners.pop(member, None)
         self.leavers.pop(member, None)
@@ -195,6 +194,11 @@ class Joining(Changes):
                 self.propose()
             else:
                 self._send(leader, messages.Suspect(member, cause[:200]))
+
+    def _note_suspect(self, member: MemberId, cause: str) -> None:
+        if len(self.suspects) >= MAX_SUSPECTS and member not in self.suspects:
+            del self.suspects[next(iter(self.suspects))]
+        self.suspects[member] = cause[:200]
 
     def _on_suspect(self, sender: MemberId, message: messages.Suspect) -> None:
         if self.view and sender in self.view.by_id and self.leader() == self.id and not self.proposal:
@@ -238,7 +242,7 @@ class Joining(Changes):
         """Whether a follower is known to have caught up, or all but."""
         view = self.view
         assert view
-        unlinked = {m for link in view.avoid for m in (link.a, link.b)}
+        unlinked = {m for link in view.avoid if is_fresh(link, self.rec.round) for m in (link.a, link.b)}
         near = {**self.caught_up, self.id: self.rec.id}
         return any(m not in unlinked and near.get(m) in (self.rec.id, self.rec.prev) for m in view.followers)
 
